@@ -126,6 +126,8 @@ class HostTable final : public CacheTable {
   struct Entry;
   struct Task;
   struct CallStamp;
+  template <typename Which, typename WriteKey, typename EndGroup>
+  struct WriteCall;
   // Which missing keys a call inserts, by their positions.
   struct Always;
   struct Never;
@@ -138,12 +140,8 @@ class HostTable final : public CacheTable {
   Status WriteKeys(const Context& context, const Batch& batch, const ConstRows& inputs,
                    int64_t scratch_bytes, const Report& report, const Which& inserts,
                    const WriteKey& write_key, const EndGroup& end_group);
-  template <typename Which, typename WriteKey, typename EndGroup>
-  Status WriteInOrder(const Context& context, BatchOrder* order, const ConstRows& inputs,
-                      int64_t scratch_bytes, const Report& report, const Which& inserts,
-                      const WriteKey& write_key, const EndGroup& end_group,
-                      std::vector<Span<const int64_t>>* deferred, CallReport* whole,
-                      RowBudget::Taken* taken);
+  template <typename Call>
+  Status WriteInOrder(Call* call, BatchOrder* order, std::vector<Span<const int64_t>>* deferred);
   void Count(Task* done, RowBudget::Taken* taken);
 
   template <typename Which>

@@ -67,6 +67,20 @@ struct HostTable::Task : TaskReport {
   }
 };
 
+// A call that changes rows by key: what it was given, how it writes a key, and what has come of it.
+template <typename Which, typename WriteKey, typename EndGroup>
+struct HostTable::WriteCall {
+  const Context& context;
+  const ConstRows& inputs;  // the rows that it reads, to be fetched ahead
+  int64_t scratch_bytes;    // the size of Task::sums
+  const Report& report;
+  const Which& inserts;
+  const WriteKey& write_key;
+  const EndGroup& end_group;
+  CallReport whole;
+  RowBudget::Taken taken;
+};
+
 // Which missing keys a call inserts, by their positions.
 struct HostTable::Always {
   bool operator()(Span<const int64_t>) const { return true; }
@@ -209,8 +223,18 @@ template <typename Which, typename WriteKey, typename EndGroup>
 Status HostTable::WriteKeys(const Context& context, const Batch& batch, const ConstRows& inputs,
                             int64_t scratch_bytes, const Report& report, const Which& inserts,
                             const WriteKey& write_key, const EndGroup& end_group) {
+  WriteCall<Which, WriteKey, EndGroup> call = {context,
+                                               inputs,
+                                               scratch_bytes,
+                                               report,
+                                               inserts,
+                                               write_key,
+                                               end_group,
+                                               CallReport(report),
+                                               RowBudget::Taken(options_.budget.get())};
+  CallReport& whole = call.whole;
+  RowBudget::Taken& taken = call.taken;
   std::optional<BatchOrder> order;
-  CallReport whole(report);
   const Status ordered = OrNoMemory([&] { order.emplace(context, batch); });
   if (!ordered.ok()) {
     for (int64_t i = 0; i < batch.size(); ++i) {
@@ -219,14 +243,9 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
     }
     return ordered;
   }
-  RowBudget::Taken taken(options_.budget.get());
-  const auto write = [&](BatchOrder* these, std::vector<Span<const int64_t>>* deferred) {
-    return WriteInOrder(context, these, inputs, scratch_bytes, report, inserts, write_key,
-                        end_group, deferred, &whole, &taken);
-  };
   Status written;
   if (std::is_same_v<Which, Never> || taken.TakeForCall(order->size())) {
-    written = write(&*order, nullptr);
+    written = WriteInOrder(&call, &*order, nullptr);
   } else {
     const bool evicts = this->evicts();
     // Rows that are put back, as by a restore, are not dropped.
@@ -234,7 +253,7 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
         !evicts && (options_.on_full == OnFull::kError || std::is_same_v<Which, WholeRows>);
     if (refuses) DYNEMB_RETURN_IF_ERROR(TakeForMissing(context, &*order, inserts, &taken));
     std::vector<Span<const int64_t>> deferred;
-    written = write(&*order, &deferred);
+    written = WriteInOrder(&call, &*order, &deferred);
     const auto sort = [&](size_t begin, size_t end) {
       std::sort(deferred.begin() + static_cast<std::ptrdiff_t>(begin),
                 deferred.begin() + static_cast<std::ptrdiff_t>(end),
@@ -252,7 +271,7 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
       int64_t count = static_cast<int64_t>(select.size());
       const Positions positions = {select, &count};
       BatchOrder these(context, {batch.keys, &positions});
-      const Status inserted = write(&these, nullptr);
+      const Status inserted = WriteInOrder(&call, &these, nullptr);
       if (written.ok()) written = inserted;
     };
     const Status inserted = OrNoMemory([&] {
@@ -360,15 +379,12 @@ Status HostTable::RemoveExpired(const Context& context, int64_t rows, RowBudget:
 
 // One pass of a call that changes rows by key. Keys that would be inserted go to `deferred`, if
 // that is not null.
-template <typename Which, typename WriteKey, typename EndGroup>
-Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const ConstRows& inputs,
-                               int64_t scratch_bytes, const Report& report, const Which& inserts,
-                               const WriteKey& write_key, const EndGroup& end_group,
-                               std::vector<Span<const int64_t>>* deferred, CallReport* whole,
-                               RowBudget::Taken* taken) {
-  std::mutex mutex;  // of `deferred` and `taken`
+template <typename Call>
+Status HostTable::WriteInOrder(Call* call, BatchOrder* order,
+                               std::vector<Span<const int64_t>>* deferred) {
+  std::mutex mutex;  // of `deferred` and call->taken
   // Several segments to a task, which use its memory in turn.
-  const int64_t tasks = std::min<int64_t>(kSegments, 4 * context.executor->concurrency());
+  const int64_t tasks = std::min<int64_t>(kSegments, 4 * call->context.executor->concurrency());
   bool begun[kSegments] = {};  // each task's
   const auto write = [&](int64_t end, int64_t* next, Task* task) {
     BatchOrder::Scratch scratch;
@@ -391,20 +407,20 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
           0, distinct, layout_.row_bytes, [&](int64_t i) { return order->key(s, i); },
           [&](uint64_t) -> const Segment& { return part->segment; },
           [&](int64_t i, uint64_t) {
-            if (inputs.data == nullptr) return;
-            PrefetchRow(inputs[order->positions(s, i)[0]], layout_.value_bytes);
+            if (call->inputs.data == nullptr) return;
+            PrefetchRow(call->inputs[order->positions(s, i)[0]], layout_.value_bytes);
           },
           [&](int64_t i, const LocatedKey& at) {
             Entry entry{at, part, order->positions(s, i)};
             if (entry.row != nullptr && HasExpired(entry.row)) EraseExpired(&entry, task);
-            if (deferred != nullptr && entry.row == nullptr && inserts(entry.positions)) {
-              task->Defer(entry.positions, report);
+            if (deferred != nullptr && entry.row == nullptr && call->inserts(entry.positions)) {
+              task->Defer(entry.positions, call->report);
               return;
             }
-            write_key(entry, task);
+            call->write_key(entry, task);
           },
           [&] {
-            end_group(task);
+            call->end_group(task);
             ListChanges(part, task);
           });
       task->inserted += part->segment.size() + task->erased + task->expired - rows_before;
@@ -413,23 +429,23 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
     }
   };
   const auto add_full = [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) whole->AddFull(order->positions(s));
+    for (int64_t s = begin; s < end; ++s) call->whole.AddFull(order->positions(s));
   };
-  const Status ran =
-      context.executor->Run(tasks, order->size() / tasks * kNanosecondsPerKey, [&](int64_t number) {
+  const Status ran = call->context.executor->Run(
+      tasks, order->size() / tasks * kNanosecondsPerKey, [&](int64_t number) {
         const int64_t end = kSegments * (number + 1) / tasks;
         int64_t next = kSegments * number / tasks;
         begun[number] = true;
         std::optional<Task> task;
         // Memory runs out between segments, so that none is half done.
         const Status written = OrNoMemory([&] {
-          task.emplace(report, scratch_bytes);
+          task.emplace(call->report, call->scratch_bytes);
           write(end, &next, &*task);
         });
-        if (task) whole->Add(*task);
-        if (task) whole->AddInserted(task->inserted);
+        if (task) call->whole.Add(*task);
+        if (task) call->whole.AddInserted(task->inserted);
         const std::lock_guard<std::mutex> lock(mutex);
-        if (task) Count(&*task, taken);
+        if (task) Count(&*task, &call->taken);
         add_full(next, end);
         if (!written.ok()) throw std::bad_alloc();
         if (deferred == nullptr) return;
