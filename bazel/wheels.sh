@@ -66,7 +66,8 @@ try() {  # try VERSION: what a user does
   bare/bin/tf-dynemb --version
   # The license by which the package says it may be used.
   bare/bin/python -m pip install --quiet --disable-pip-version-check --target bare/licenses pip-licenses==5.5.5
-  PYTHONPATH=bare/licenses bare/bin/python -m piplicenses --packages tf_dynemb --partial-match --allow-only 'Apache-2.0'
+  PYTHONPATH=bare/licenses bare/bin/python -m piplicenses --packages tf_dynemb --format=csv \
+    --allow-only 'Apache-2.0;Apache-2.0 AND LicenseRef-NVIDIA-CUDA-EULA' | grep '^"tf_dynemb"'
   # What the environment consists of, in CycloneDX, without the path and the time of this machine.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
   local wheel=(dist/tagged/*.whl)

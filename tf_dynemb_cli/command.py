@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tf_dynemb_cli.command_line import quiet_import
+from tf_dynemb_cli.command_line import silence_tensorflow
 
 # What each is for, and the module of this package that does it.
 COMMANDS = {
@@ -71,8 +71,8 @@ def _versions() -> str:
     path = os.path.join(spec.submodule_search_locations[0], "version.py")
     version = runpy.run_path(path)["__version__"]
     try:
-        with quiet_import():
-            importlib.import_module("tf_dynemb")
+        silence_tensorflow()
+        importlib.import_module("tf_dynemb")
     except ImportError as error:
         return f"tf_dynemb {version}, which cannot be imported: {' '.join(str(error).split())}"
     return f"tf_dynemb {version}, TensorFlow {importlib.import_module('tensorflow').__version__}"
@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: that of the command, or 2 if there is none of this name.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # of the processes that `launch` starts as well
     if argv and argv[0] in COMMANDS:
         return _module(COMMANDS[argv[0]][1]).main(argv[1:], f"tf-dynemb {argv[0]}")
     parser = _parser()

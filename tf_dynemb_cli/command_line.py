@@ -7,40 +7,21 @@ for it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
-import re
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-# As TensorFlow's libraries say it before their logging is set up, at whatever level.
-_SAID_AT_IMPORT = re.compile(r"WARNING: All log messages before absl::InitializeLog|[IW]0000 00:00:")
 
+def silence_tensorflow() -> None:
+    """Lets TensorFlow say nothing of itself as it is imported, which is no part of an answer.
 
-@contextlib.contextmanager
-def quiet_import() -> Iterator[None]:
-    """While this is entered, what TensorFlow says of itself as it is imported is not printed.
-
-    What else is written to standard error comes out at the end.
+    It says at any level of logging that oneDNN is on, which these commands do not need.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    sys.stderr.flush()
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(shown, 2)
-            os.close(shown)
-            written.seek(0)
-            for line in written.read().decode(errors="replace").splitlines(keepends=True):
-                if not _SAID_AT_IMPORT.match(line):
-                    sys.stderr.write(line)
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def command_adder(
@@ -92,9 +73,9 @@ def run_command(
     parser = argparse.ArgumentParser(prog, allow_abbrev=False)
     add_arguments(parser)
     asked = parser.parse_args(arguments)
+    silence_tensorflow()
     try:
-        with quiet_import():
-            does = importlib.import_module(module)
+        does = importlib.import_module(module)
     except ImportError as error:
         return said_in_one_line(prog, error)
     try:

@@ -40,7 +40,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_dynemb_cli.command_line import quiet_import
+from tf_dynemb_cli.command_line import silence_tensorflow
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -487,8 +487,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # With TensorFlow, which serving a feed needs not.
-    with quiet_import():
-        serving, tf = (importlib.import_module(name) for name in ("tf_dynemb.serving", "tensorflow"))
+    silence_tensorflow()
+    serving, tf = (importlib.import_module(name) for name in ("tf_dynemb.serving", "tensorflow"))
     try:
         if asked.unpin:
             serving.unpin(asked.folder)

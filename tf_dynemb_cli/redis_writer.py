@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tf_dynemb_cli.command_line import quiet_import, said_in_one_line
+from tf_dynemb_cli.command_line import said_in_one_line, silence_tensorflow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str], prog: str = "tf-dynemb redis") -> int:
     )
     add_arguments(parser)
     asked = parser.parse_args(arguments)
+    silence_tensorflow()
     try:
-        with quiet_import():
-            redis: Any = importlib.import_module("tf_dynemb.redis")
+        redis: Any = importlib.import_module("tf_dynemb.redis")
     except ImportError as error:  # of redis or TensorFlow, or another TensorFlow
         return said_in_one_line(prog, error)
     said = ""

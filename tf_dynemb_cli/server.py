@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_dynemb_cli.command_line import quiet_import, said_in_one_line
+from tf_dynemb_cli.command_line import said_in_one_line
 
 _EXAMPLE = '{"cluster": {"ps": ["host:2222"], "worker": ["host:2223"]}, "task": {"type": "ps"}}'
 
@@ -67,15 +67,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tf-dynemb server")
         check_cluster(cluster, job, task, source)
     except ValueError as error:
         parser.error(str(error))
-    # Blocked in all threads that the server is about to start, so that this one can wait for them.
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        with quiet_import():
-            importlib.import_module("tf_dynemb")  # the ops
+        importlib.import_module("tf_dynemb")  # the ops
     except ImportError as error:  # no TensorFlow, or another one
         return said_in_one_line(prog, error)
-    return _serve(cluster, job, task, flags.protocol, signals)
+    return _serve(cluster, job, task, flags.protocol)
 
 
 def check_cluster(cluster: Any, job: object, task: object, source: str) -> None:
@@ -125,9 +121,10 @@ def _of_tf_config(text: str) -> tuple[Any, Any, Any]:
     return config.get("cluster"), config["task"].get("type"), task
 
 
-def _serve(
-    cluster: Mapping[str, Any], job: str, task: int, protocol: str, ends_on: set[signal.Signals]
-) -> int:
+def _serve(cluster: Mapping[str, Any], job: str, task: int, protocol: str) -> int:
+    # Blocked in all threads that the server is about to start, so that this one can wait for them.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     import tensorflow as tf
 
     try:
@@ -138,7 +135,7 @@ def _serve(
         print(f"tf_dynemb.server: {cluster[job][task]}: {error.message}", file=sys.stderr, flush=True)
         return 1
     print(f"tf_dynemb.server: /job:{job}/task:{task} at {server.target}", flush=True)
-    got = signal.sigwait(ends_on)
+    got = signal.sigwait(signals)
     print(f"tf_dynemb.server: /job:{job}/task:{task} ends on {signal.Signals(got).name}", flush=True)
     # TensorFlow's servers cannot be stopped while others are connected: the process ends with them.
     sys.stderr.flush()

@@ -7,6 +7,7 @@ the tables had when they were published.
 import builtins
 import dataclasses
 import importlib
+import json
 import os
 import pathlib
 import signal
@@ -265,11 +266,19 @@ def test_what_others_have_under_the_names(empty_redis, tmp_path):
         client.hset("d", "x", "y")
         client.hset("e:tables", "x", "y")
         client.hset("f:tables", "x", '{"dim": 3}')
-        for prefix in "abcdef":
+        good = {"dim": 3, "dtype": "float32", "key_dtype": "int64", "buckets": 1}
+        bad = [("dim", 10**12), ("dim", -2), ("dim", "3"), ("dim", True), ("buckets", 0)]
+        bad += [("dtype", "nothing"), ("dtype", "string"), ("dtype", 3), ("key_dtype", "float")]
+        for number, (name, value) in enumerate(bad):
+            client.hset(f"g{number}:tables", "x", json.dumps(good | {name: value}))
+        for prefix in ["a", "b", "c", "d", "e", "f", *(f"g{number}" for number in range(len(bad)))]:
             with pytest.raises(ValueError, match="^prefix: "):
                 RedisFollower(trainer.feed, empty_redis.url, prefix).poll()
         with pytest.raises(ValueError, match="^prefix: "):
             _ = RedisReader(empty_redis.url, "a").generation
+        for number in range(len(bad)):
+            with pytest.raises(ValueError, match="^prefix: "):
+                _ = RedisReader(empty_redis.url, f"g{number}").tables
         assert client.get("a") == client.get("b:changes") == client.get("c:tables") == b"text"
         assert client.hgetall("d") == {b"x": b"y"}
 

@@ -22,9 +22,11 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import whole
 from tf_dynemb.table.schema import Schema
 
 FORMAT = 1
+_MOST_NUMBERS = 2**20  # of a row, as the engine has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,14 @@ class TableLayout:
     def parse(cls, text: bytes) -> TableLayout:
         """Of to_text; ValueError if it is something else."""
         try:
-            return cls(**json.loads(text))
+            layout = cls(**json.loads(text))
+            whole("dim", layout.dim, 1, _MOST_NUMBERS)
+            whole("buckets", layout.buckets, 1)
+            if layout.key_dtype not in ("int64", "int32", "string"):
+                raise ValueError(f"key_dtype: got {layout.key_dtype!r}")
+            if not isinstance(layout.dtype, str) or layout.numpy_dtype.hasobject:
+                raise ValueError(f"dtype: got {layout.dtype!r}")
+            return layout
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"prefix: got one under which {text[:80]!r} is where the layout of a table should be; "
