@@ -200,7 +200,7 @@ void Follower::Poll() {
   }
   while (!ended() && !is_there()) {
     const bool may_apply = now_ && now_->number < last;
-    if (!may_apply || !ApplyNext(numbers)) {
+    if (!may_apply || !ApplyNext(numbers, last)) {
       if (too_long_) break;
       if (!(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) {
         if (!too_long_) Pause();
@@ -252,7 +252,7 @@ void Follower::Failed(const Status& status) {
                << "; the model serves generation " << status_.generation;
 }
 
-bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
+bool Follower::ApplyNext(const std::vector<int64_t>& numbers, int64_t last) {
   if (!now_ || !CheckWhole().ok()) return false;
   const Generation* generation = nullptr;
   std::vector<const Generation*> next;
@@ -260,7 +260,7 @@ bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
   int64_t rows = 0;
   for (const Generation* before = &*now_; static_cast<int>(next.size()) < at_once_;
        before = generation) {
-    if (unusable_.count(before->number + 1) != 0) break;
+    if (before->number == last || unusable_.count(before->number + 1) != 0) break;
     status = CheckNext(numbers, *before, &generation);
     if (!status.ok() || !generation->delta) break;
     rows += generation->delta->rows + generation->delta->erased;
@@ -271,7 +271,7 @@ bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
     status = OrNoMemory([&] { return Apply(next); });
     if (!status.ok() && !too_long_ && CheckWhole().ok() && at_once_ > 1) {
       at_once_ = 1;  // as far as they can be applied
-      return ApplyNext(numbers);
+      return ApplyNext(numbers, last);
     }
   }
   if (status.ok()) return !next.empty();

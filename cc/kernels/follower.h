@@ -96,8 +96,8 @@ class Follower {
   bool IsInFeed();
   Status ReadGeneration(int64_t number, const Generation** generation);
   void Failed(const Status& status);
-  // Both say whether they have put a generation in place.
-  bool ApplyNext(const std::vector<int64_t>& numbers);
+  // Both say whether they have put a generation in place. ApplyNext goes no further than to `last`.
+  bool ApplyNext(const std::vector<int64_t>& numbers, int64_t last);
   bool LoadFull(const std::vector<int64_t>& numbers);
   // Loads the generation that the feed is pinned to.
   bool LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pin);

@@ -71,10 +71,18 @@ already. An error if applying a generation failed half-way, until the next full 
 pin: is dropped with the request, should it fail before DynembUnpin.
 )doc");
 
-REGISTER_OP("DynembUnpin").Input("pin: variant").SetIsStateful().SetShapeFn(NoOutputs).Doc(R"doc(
+REGISTER_OP("DynembUnpin")
+    .Input("pin: variant")
+    .Input("outputs: T")
+    .Attr("T: list(type) >= 0 = []")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
 Ends a request.
 
 pin: from DynembPin.
+outputs: what the request has computed, which is there before it ends. A control dependency on a function's call waits
+  for its outputs only if they depend on its control outputs.
 )doc");
 
 REGISTER_OP("DynembFollowerStatus")

@@ -95,6 +95,25 @@ def test_fit():
         assert_close(got, want, 10 * TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("frequency", [None, 3])
+def test_strings_that_are_kept_have_averages_as_others_do(frequency):
+    words = tf.constant([f"word {number % 5}" for number in range(24)])
+
+    def trained(keep_keys):
+        keras.utils.set_random_seed(1)
+        layer = tf_dynemb.Embedding(DIM, name="words", key_dtype="string", keep_keys=keep_keys)
+        ids = keras.Input((), dtype="string")
+        model = keras.Sequential([ids, layer, keras.layers.Dense(1)])
+        adam = K.Adam(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=frequency)
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer(adam), "mse")
+        model.fit(words, tf.ones([24, 1]), batch_size=4, epochs=2, shuffle=False, verbose=0)
+        if keep_keys:
+            assert set(layer.table.export()[0].numpy()) == set(words.numpy())
+        return layer(words).numpy()
+
+    np.testing.assert_array_equal(trained(True), trained(False))
+
+
 def test_a_checkpoint_has_the_averages(tmp_path):
     twins, again = Twins(OPTIMIZERS["sgd"]), Twins(OPTIMIZERS["sgd"])
     for _ in range(STEPS):

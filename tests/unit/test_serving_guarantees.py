@@ -383,6 +383,41 @@ def test_a_function_without_outputs_sees_one_generation_too(tmp_path):
         wait_until(look_again)
 
 
+def test_a_function_without_control_dependencies_sees_one_generation_too(tmp_path):
+    """Those of tf.compat.v1.wrap_function have no control outputs: nothing waits for their ends."""
+    module = tf.Module()
+    module.model = model = agreeing()
+    spec = [tf.TensorSpec([None], tf.int64, "ids")]
+
+    def late(ids):
+        first, _, _ = model(ids)
+        wait = tf.while_loop(
+            lambda i, _: i < 300,
+            lambda i, s: (i + 1, tf.nn.softmax(s @ s)),
+            (0, tf.fill((60, 60), 1e-3) + tf.reduce_sum(first) * 0),
+        )[1]
+        _, second, dense = model(ids + tf.cast(tf.reduce_sum(wait) * 0, tf.int64))
+        return tf.stack([first[0, 0], second[0, 0], dense[0, 0]])
+
+    old = tf.compat.v1.wrap_function(late, spec)
+    assert not old.graph.control_outputs
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        module.serve = one_generation(tf.function(lambda ids: old(ids), input_signature=spec))
+        tf.saved_model.save(module, str(tmp_path / "model"))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    publisher, mixed, seen = Publisher(model, tmp_path / "feed"), [], set()
+
+    def request():
+        numbers = set(served.serve(KEYS).numpy().tolist())
+        mixed.extend([numbers] * (len(numbers) > 1))
+        seen.update(numbers)
+
+    with again_and_again(request, request):
+        *_, last = publish_until(model, publisher, KEYS, lambda: len(seen) > 10)
+        assert wait_for(served, last).errors == 0
+    assert not mixed
+
+
 def test_two_models_follow_one_feed_in_one_process(tmp_path):
     """And each call is of one generation, of which the two may have different ones."""
     model = agreeing()

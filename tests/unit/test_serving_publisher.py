@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from damaged_feeds import delta_folder, manifest_of
@@ -198,6 +199,24 @@ def test_a_second_publisher_in_another_process_is_refused_by_name(tmp_path):
     assert run.returncode == 1
     assert f"FeedInUseError: path: got {tmp_path}/feed, into which process {os.getpid()}" in run.stderr
     assert publisher.publish() == 1
+
+
+def test_the_averages_that_fit_ends_with_are_published(tmp_path):
+    """Also if the last step was, which the averages have replaced since."""
+
+    def made():
+        ids = keras.Input((), dtype="int64")
+        vectors = tf_dynemb.Embedding(2, name="users")(ids)
+        return keras.Model(ids, keras.layers.Dense(1, name="dense")(vectors))
+
+    model, other = made(), made()
+    sgd = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.9)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(sgd), "mse")
+    ids = np.arange(32)
+    with Publisher(model, tmp_path / "feed", every_steps=4) as publisher:
+        model.fit(ids, np.ones(32), batch_size=4, callbacks=[publisher], verbose=0)
+    Follower(other, tmp_path / "feed").poll()
+    np.testing.assert_array_equal(other(ids), model(ids))
 
 
 def test_training_goes_on_when_a_generation_cannot_be_written(tmp_path):

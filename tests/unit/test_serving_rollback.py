@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -38,7 +39,16 @@ from feed_models import (
 )
 from side_by_side import again_and_again, wait_until
 
-from tf_dynemb.serving import FeedError, Follower, Publisher, follower_status, rollback, unpin
+import tf_dynemb
+from tf_dynemb.serving import (
+    FeedError,
+    Follower,
+    Publisher,
+    follower_status,
+    one_generation,
+    rollback,
+    unpin,
+)
 from tf_dynemb.serving.feed import Feed, Pin
 from tf_dynemb_cli import command
 
@@ -334,6 +344,51 @@ def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
         wait_until(go_back_and_forth)
     assert not mixtures
     assert follower_status(served).errors == 0
+
+
+def test_a_model_that_is_behind_a_pin_goes_no_further(tmp_path):
+    """Also where switches took so long that it takes several generations at once."""
+    model, ids = agreeing(), tf.range(9, dtype=tf.int64)
+    publisher, module = Publisher(model, tmp_path / "feed"), tf.Module()
+    module.model = model
+
+    def publish(times=1):
+        for _ in range(times):
+            set_all(model, ids, publisher.generation + 1)
+            publisher.publish()
+        return publisher.generation
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "ids")])
+    def serve(ids):
+        outputs = model(ids)
+        slept = tf.py_function(lambda id: time.sleep(0.3 * (int(id) > 0)) or id, [ids[0]], tf.int64)
+        with tf.control_dependencies([slept]):
+            return tf.concat(outputs, -1)
+
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.01):
+        module.serve = one_generation(serve)
+        tf.saved_model.save(module, str(tmp_path / "model"))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    wait_for(served, publish())
+    for _ in range(3):
+        with again_and_again(lambda: served.serve(ids[1:])):
+            for _ in range(4):
+                wait_for(served, publish())
+        at = publisher.generation
+        rollback(tmp_path / "feed", at)
+        wait_until(lambda at=at: follower_status(served).pinned == at)
+        publish(12)
+        rollback(tmp_path / "feed", at + 2)
+        seen = set()
+
+        def is_there(at=at, seen=seen):
+            seen.update(served.serve(ids).numpy().flat)
+            return at + 2 in seen
+
+        wait_until(is_there)
+        assert seen <= {at, at + 1, at + 2}
+        unpin(tmp_path / "feed")
+        wait_for(served, publisher.generation)
 
 
 def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp_path, monkeypatch):

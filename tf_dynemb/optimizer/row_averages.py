@@ -83,7 +83,7 @@ class RowAverages(tf.Module):
 
         It takes the memory of the table's values three times over while it does.
         """
-        keys, rows = handle.table.export()
+        keys, rows, *_ = handle.table.resource.export_rows_with_strings()
         averages = self._so_far(keys, rows, tf.ones_like(keys, tf.bool), handle, step)
         averages_table = self.tables[handle.path]
         with tf.control_dependencies([averages]):  # rows that were removed have none

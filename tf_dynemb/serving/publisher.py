@@ -318,7 +318,11 @@ class Publisher(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Publishes what came since the last time."""
-        if self._steps > self._published_steps:
+        optimizer: Any = getattr(self.model, "optimizer", None)
+        while hasattr(optimizer, "inner_optimizer"):
+            optimizer = optimizer.inner_optimizer
+        # With use_ema fit has put the averages in the place of what the last step has left.
+        if self._steps > self._published_steps or getattr(optimizer, "use_ema", False):
             self._publish_or_warn()
 
     def _publish_if_due(self) -> None:

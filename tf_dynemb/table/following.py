@@ -21,6 +21,7 @@ _PIN, _BATCH = "DynembPin", "BatchFunction"
 # What only reads a variable; what else takes one may write it.
 _READS_VARIABLE = frozenset(
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"]
+    + ["DisableCopyOnRead"]
 )
 # What changes rows, or which ones there are. Lookups may note strings of keys, and scores.
 _WRITES_TABLE = frozenset(
@@ -90,8 +91,11 @@ class Following(tf.saved_model.experimental.TrackableResource):
             with tf.control_dependencies([pin]):
                 outputs = function(*args, **kwargs)
             calls = [op for op in graph.get_operations()[before:] if op.type != "Placeholder"]
-            with tf.control_dependencies(calls):  # there may be no outputs
-                unpin = ops.dynemb_unpin(pin)
+            parts = tf.nest.flatten(outputs, expand_composites=True)
+            # A dependency on a call does not wait for its outputs where a function has no control
+            # outputs, as those of tf.compat.v1.wrap_function; and there may be no outputs.
+            with tf.control_dependencies(calls):
+                unpin = ops.dynemb_unpin(pin, [part for part in parts if tf.is_tensor(part)])
             with tf.control_dependencies([unpin]):
                 return tf.nest.map_structure(
                     lambda t: tf.identity(t) if tf.is_tensor(t) else t, outputs, expand_composites=True

@@ -160,11 +160,11 @@ class TableResource(
 
         Args:
             weight: that of the table's handle, of shape (0, dim), to which the gradient goes.
-            keys: int64; strings of a table that keeps them, which it then checks.
+            keys: int64; or strings, of a table that keeps them, which it then checks.
             name: name of the operation.
         """
         engine_keys = engine_keys_of(keys)
-        if self.keeps_strings:
+        if self.keeps_strings and keys.dtype == tf.string:
             weight, *_ = ops.dynemb_with_strings(weight, self.resource_handle, engine_keys, keys)
         return ops.dynemb_lookup(
             weight,

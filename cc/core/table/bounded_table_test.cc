@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -91,6 +92,31 @@ TEST(EvictionTest, TiesLeaveTheIndexEven) {
   for (const Key key : bounded.keys()) ++counts[Mix64(static_cast<uint64_t>(key)) << 6 >> 61];
   for (const int64_t count : counts) {
     EXPECT_NEAR(static_cast<double>(count), kRows / 8.0, 6 * std::sqrt(kRows / 8.0));
+  }
+}
+
+// Of the rows that leave in one call the same ones are kept, however the table came to be as it is.
+TEST(EvictionTest, WhichRowsAreKeptDoesNotDependOnTheOrderOfInsertions) {
+  constexpr int64_t kRows = 3000;
+  for (const char* policy : {"lru", "lfu", "norm", "lfu lru"}) {
+    TableOptions options = Options(kRows, policy);
+    options.keep_evicted = 100;
+    Keys kept[2];
+    for (const bool backward : {false, true}) {
+      const Bounded bounded(OptionsOfShards(options, 1)[0]);
+      for (Key i = 0; i < kRows; ++i) ASSERT_OK(bounded.Upsert({backward ? kRows - 1 - i : i}, 1));
+      for (const Key first :
+           {10'000, 20'000}) {  // of these the second begins where the first ended
+        Keys keys(400);
+        std::iota(keys.begin(), keys.end(), first);
+        ASSERT_OK(bounded.Upsert(keys, 2));
+        int64_t dropped;
+        const KeptRows rows = bounded.table->evicted()->Take(&dropped);
+        EXPECT_EQ(rows.size(), 100);
+        kept[backward].insert(kept[backward].end(), rows.keys.begin(), rows.keys.end());
+      }
+    }
+    EXPECT_EQ(kept[0], kept[1]) << policy;
   }
 }
 

@@ -60,8 +60,9 @@ std::vector<Evictor::Unit> Evictor::UnitsFor(int64_t candidates) {
   return units;
 }
 
-template <typename Visit>
-void Evictor::ForEachOf(const Range& range, const Unit& unit, const Visit& visit) {
+template <typename Fetch, typename Visit>
+void Evictor::ForEachOf(const Range& range, const Unit& unit, const Fetch& fetch,
+                        const Visit& visit) {
   for (int s = unit.first_segment; s < unit.end_segment; ++s) {
     LockedSegment& part = *(*segments_)[static_cast<size_t>(s)];
     const std::shared_lock<FairSharedMutex> lock(part.mutex);
@@ -69,9 +70,7 @@ void Evictor::ForEachOf(const Range& range, const Unit& unit, const Visit& visit
     const auto visit_range = [&](uint64_t begin, uint64_t end) {
       if (begin == end) return;
       part.segment.ForEachInRange(
-          {first + begin, first + (end - 1)},
-          [&](const char* row)
-              DYNEMB_INLINE_LAMBDA { PrefetchRow(row + scores_.first_byte(), scores_.bytes()); },
+          {first + begin, first + (end - 1)}, fetch,
           [&](const Segment::Entry& entry) { visit(entry, part.segment.row(entry.ref)); });
     };
     const uint64_t end = range.begin + range.size;
@@ -81,13 +80,19 @@ void Evictor::ForEachOf(const Range& range, const Unit& unit, const Visit& visit
 }
 
 void Evictor::Gather(const Range& range, Unit* unit) {
-  ForEachOf(range, *unit, [&](const Segment::Entry& entry, const char* row) {
+  const auto fetch = [&](const char* row) DYNEMB_INLINE_LAMBDA {
+    PrefetchRow(row + scores_.first_byte(), scores_.bytes());
+    if (scores_.policy().expires()) __builtin_prefetch(row + scores_.time_byte());
+  };
+  ForEachOf(range, *unit, fetch, [&](const Segment::Entry& entry, const char* row) {
     unit->candidates.push_back({{Score(row), entry.hash}, entry.key});
   });
 }
 
 void Evictor::GatherExpired(const Range& range, Unit* unit) {
-  ForEachOf(range, *unit, [&](const Segment::Entry& entry, const char* row) {
+  const auto fetch = [&](const char* row)
+                         DYNEMB_INLINE_LAMBDA { __builtin_prefetch(row + scores_.time_byte()); };
+  ForEachOf(range, *unit, fetch, [&](const Segment::Entry& entry, const char* row) {
     if (HasExpired(row)) {
       unit->candidates.push_back({{INT64_MIN, entry.hash}, entry.key});
     } else {
@@ -129,8 +134,13 @@ void Evictor::KeepLowest(int64_t count, std::vector<Candidate>* candidates) {
 }
 
 int64_t Evictor::Erase(Unit* unit) {
-  const std::vector<Candidate>& leaving = unit->candidates;
+  std::vector<Candidate>& leaving = unit->candidates;
   bool keeps = evicted_ != nullptr;
+  // Those that are kept longest do not depend on how the index came to be as it is.
+  if (keeps) {
+    std::sort(leaving.begin(), leaving.end(),
+              [](const Candidate& a, const Candidate& b) { return a.order.hash < b.order.hash; });
+  }
   try {
     if (keeps) unit->erased.Reserve(static_cast<int64_t>(leaving.size()), layout_.value_bytes);
   } catch (const std::bad_alloc&) {  // they leave nevertheless

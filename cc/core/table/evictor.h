@@ -85,9 +85,9 @@ class Evictor {
   // Moves a hand over so many of the rows that there are.
   Range PassOver(int64_t wanted, int64_t rows, uint64_t* hand);
   static std::vector<Unit> UnitsFor(int64_t candidates);
-  // Calls visit(entry, row) for the rows of a unit that a hand passes over.
-  template <typename Visit>
-  void ForEachOf(const Range& range, const Unit& unit, const Visit& visit);
+  // Calls visit(entry, row) for the rows of a unit that a hand passes over, and fetch(row) before.
+  template <typename Fetch, typename Visit>
+  void ForEachOf(const Range& range, const Unit& unit, const Fetch& fetch, const Visit& visit);
   void Gather(const Range& range, Unit* unit);
   void GatherExpired(const Range& range, Unit* unit);
   // The hand has passed over a range whose rows were written at this time or later.

@@ -24,6 +24,7 @@ RowScores::RowScores(const EvictionPolicy& policy, const RowLayout& layout, DTyp
   last_write_ = offset(MetaField::kLastWriteTime);
   score_ = offset(policy.score_field());
   first_byte_ = reads_values() ? 0 : layout.meta_offset + score_;
+  time_byte_ = layout.meta_offset + last_write_;
   bytes_ = reads_values() ? layout.value_bytes : static_cast<int64_t>(sizeof(int64_t));
 }
 

@@ -66,9 +66,11 @@ class RowScores {
     return policy_.expires() && IsOver(numbers[count_ - 1]);
   }
 
-  // Of a row, where the bytes begin that Score reads, and how many they are.
+  // Of a row, where the bytes begin that its order is made of, how many they are, and where its
+  // time is, of a policy by which rows expire.
   int64_t first_byte() const { return first_byte_; }
   int64_t bytes() const { return bytes_; }
+  int64_t time_byte() const { return time_byte_; }
   // Whether it reads values.
   bool reads_values() const { return policy_.order == EvictionPolicy::Order::kNorm; }
 
@@ -88,7 +90,7 @@ class RowScores {
   int64_t dim_;
   NormFunction squared_norm_;
   int64_t last_write_, score_;  // offsets in the meta of a row, of fields that the policy reads
-  int64_t first_byte_, bytes_;
+  int64_t first_byte_, bytes_, time_byte_;
   int count_;
   std::shared_ptr<PolicyClock> clock_;
 };
