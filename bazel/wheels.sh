@@ -121,7 +121,8 @@ for version in "$@"; do
     keras=$(keras_of "$version/bare")
     if [[ -n ${MATRIX_TESTS:-} ]]; then
       tests=$(attempt "$version" run_tests)
-      tests+=$(tail -n 1 "$root/$version.run_tests.log" | sed -n 's/^[= ]*\([0-9].*\) in .*/: \1/p')
+      # TensorFlow may write after pytest has.
+      tests+=$(sed -n 's/^[= ]*\([0-9]* \(passed\|failed\).*\) in .*/: \1/p' "$root/$version.run_tests.log" | tail -n 1)
       tests+=", Keras $(keras_of "$version/.venv")"
     fi
   fi

@@ -105,8 +105,8 @@ TEST(EvictionTest, WhichRowsAreKeptDoesNotDependOnTheOrderOfInsertions) {
     for (const bool backward : {false, true}) {
       const Bounded bounded(OptionsOfShards(options, 1)[0]);
       for (Key i = 0; i < kRows; ++i) ASSERT_OK(bounded.Upsert({backward ? kRows - 1 - i : i}, 1));
-      for (const Key first :
-           {10'000, 20'000}) {  // of these the second begins where the first ended
+      // The second eviction begins where the first ended.
+      for (const Key first : {10'000, 20'000}) {
         Keys keys(400);
         std::iota(keys.begin(), keys.end(), first);
         ASSERT_OK(bounded.Upsert(keys, 2));
