@@ -20,7 +20,6 @@ def silence_tensorflow() -> None:
     It says at any level of logging that oneDNN is on, which these commands do not need.
     """
     if "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
