@@ -7,6 +7,8 @@ outside of it is asked. No TensorFlow is ever installed from here. The metadata 
 Environment:
   TF_DYNEMB_PYTHON      a Python whose TensorFlow to build against, where the search below finds
                         another or none.
+  CUDA_HOME             a CUDA toolkit for the code for GPUs, or `none`. Where it is not set, the toolkit
+                        that configure.sh finds, if this TensorFlow can use GPUs.
   TF_DYNEMB_NATIVE_DIR  a folder with the files of NATIVE, built already; Bazel is then not called
                         (//:wheel does this). The version then ends with that of TensorFlow, as
                         0.1.0+tf2.21.0, so that a folder or an index can hold a wheel for each.
@@ -73,6 +75,22 @@ def run(command):
         )
 
 
+def cuda_option(python):
+    """Returns the options of configure.sh that say whether to compile code for GPUs."""
+    if "CUDA_HOME" in os.environ:
+        return []
+    probe = "import tensorflow as tf, sys; sys.exit(not tf.test.is_built_with_cuda())"
+    environment = {**outer_environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if subprocess.run([python, "-c", probe], env=environment, cwd="/", check=False).returncode == 0:
+        return []
+    print(
+        "tf_dynemb: without code for GPUs, which this TensorFlow cannot use; CUDA_HOME=/path/to/cuda "
+        "compiles it nevertheless",
+        flush=True,
+    )
+    return ["--cuda=none"]
+
+
 def build_native():
     """Builds the op library with Bazel and returns the folder it is in."""
     python = find_python()
@@ -80,7 +98,7 @@ def build_native():
     bazelrc = ROOT / "build" / "setup.bazelrc"
     bazelrc.parent.mkdir(exist_ok=True)
     commands = (
-        ["./configure.sh", f"--python={python}", f"--output={bazelrc}"],
+        ["./configure.sh", f"--python={python}", f"--output={bazelrc}", *cuda_option(python)],
         ["bazel/bazel.sh", f"--bazelrc={bazelrc}", "build", "//:native"],
     )
     try:

@@ -50,6 +50,7 @@ _NVCC_OPTS = [
     "-ccbin=" + HOST_CXX,
     # Initial values are those of the host to the bit: see -ffp-contract above.
     "--fmad=false",
+    "--threads=2",  # a generation each, for the largest file is compiled when no other is left
     "--diag-suppress=2810",  # it takes an assignment to a [[nodiscard]] class for a value that is dropped
     # "#pragma unroll" is for the device's compiler, and the host's does not know it.
     "-Xcompiler=" + ",".join(
@@ -87,6 +88,19 @@ def _room_visibility():
         fail("//{} is no room of C++: give it a line in _VISIBLE_TO of //bazel:cc.bzl".format(package))
     return _VISIBLE_TO[room]
 
+def _unity_files(name, srcs, number):
+    """Makes so many files that include the sources."""
+    files = []
+    for first in range(number):
+        files.append("{}_unity_{}.cc".format(name, first))
+        includes = ["#include \"{}/{}\"".format(native.package_name(), source) for source in srcs[first::number]]
+        native.genrule(
+            name = "{}_unity_{}".format(name, first),
+            outs = [files[-1]],
+            cmd = "printf '%s\\n' {} >$@".format(" ".join(["'" + include + "'" for include in includes])),
+        )
+    return files
+
 def dynemb_cc_library(
         name,
         srcs = [],
@@ -95,6 +109,7 @@ def dynemb_cc_library(
         testonly = False,
         alwayslink = False,
         visibility = None,
+        unity_files = 0,
         **kwargs):
     """A library of the project.
 
@@ -103,14 +118,17 @@ def dynemb_cc_library(
       alwayslink: keep objects that nobody names, such as registrations of ops and kernels. A testonly library keeps
         them anyway: its TEST_P suites are registered so.
       visibility: narrower than the room's (see _VISIBLE_TO), or None for the room's.
-      **kwargs: passed to cc_library (textual_hdrs, tags).
+      unity_files: into how many files to put the sources for the compiler, which takes 6 to 9 seconds to read
+        TensorFlow's headers and one or two for a source. 0: each is compiled by itself.
+      **kwargs: passed to cc_library (tags).
     """
     if visibility and "//visibility:public" in visibility:
         fail("//{}:{}: the room decides who may see it; leave visibility out".format(native.package_name(), name))
     native.cc_library(
         name = name,
-        srcs = srcs,
+        srcs = _unity_files(name, srcs, unity_files) if unity_files else srcs,
         hdrs = hdrs,
+        textual_hdrs = srcs if unity_files else [],
         copts = _COPTS,
         # Hidden symbols do not cross shared objects, so none are made of single libraries.
         linkstatic = True,

@@ -57,6 +57,13 @@ local_cuda = repository_rule(
     local = True,
 )
 
+# Objects without the names of nvcc's temporary files, which have the number of its process: so they are the same bytes
+# each time. What has internal linkage is named by the source's absolute path.
+_COMPILE = """\
+output=$1 && shift && "$@" -o "$output" || exit
+[[ $output != *.o ]] || objcopy --wildcard --strip-symbol='*tmpxft*' "$output"
+"""
+
 def _nvcc_outputs_impl(ctx):
     headers = depset(ctx.files.hdrs, transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps])
     outputs = []
@@ -64,9 +71,9 @@ def _nvcc_outputs_impl(ctx):
         name = source.basename[:-len(source.extension) - 1]
         output = ctx.actions.declare_file("{}/{}{}".format(ctx.label.name, name, ctx.attr.suffix))
         outputs.append(output)
-        ctx.actions.run(
-            executable = ctx.attr.nvcc,
-            arguments = ctx.attr.flags + ["-I.", source.path, "-o", output.path],
+        ctx.actions.run_shell(
+            command = _COMPILE,
+            arguments = [output.path, ctx.attr.nvcc] + ctx.attr.flags + ["-I.", source.path],
             inputs = depset([source], transitive = [headers]),
             outputs = [output],
             mnemonic = "Nvcc",

@@ -160,8 +160,8 @@ absl::Status StatusOf(long code, const HttpRequest& request, const std::string& 
   }
 }
 
-absl::Status Unavailable(const std::string& what, CURLcode result, const char* error,
-                         const char* certificates) {
+absl::Status TransferFailed(const std::string& what, CURLcode result, const char* error,
+                            const char* certificates) {
   std::string message = absl::StrCat(what, error[0] != 0 ? error : curl_easy_strerror(result));
   if (result == CURLE_PEER_FAILED_VERIFICATION || result == CURLE_SSL_CACERT_BADFILE) {
     absl::StrAppend(&message, "; the certificates that are trusted are those of ",
@@ -267,7 +267,7 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
                      " bytes, want a server that sends parts of files (HTTP ranges)"));
   }
   if (result == CURLE_ABORTED_BY_CALLBACK) return absl::CancelledError("the follower has ended");
-  if (result != CURLE_OK) return Unavailable(what, result, error, certificates);
+  if (result != CURLE_OK) return TransferFailed(what, result, error, certificates);
   if (code >= 300 && code < 400) {
     response->is_folder = (request.method == "GET" || request.method == "HEAD") &&
                           location == absl::StrCat(request.url, "/");

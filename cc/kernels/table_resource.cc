@@ -116,7 +116,7 @@ ShardSet::Contents ContentsOf(Shards shards) {
 
 namespace {
 
-int64_t RowsOf(const ShardSet::Lease& held) {
+int64_t RowsOfAll(const ShardSet::Lease& held) {
   int64_t rows = 0;
   for (const auto& shard : held->shards) rows += shard->size();
   return rows;
@@ -124,13 +124,13 @@ int64_t RowsOf(const ShardSet::Lease& held) {
 
 }  // namespace
 
-int64_t TableResource::rows() const { return RowsOf(shards_.Acquire()); }
+int64_t TableResource::rows() const { return RowsOfAll(shards_.Acquire()); }
 
 std::string TableResource::DebugString() const {
   if (view_ != nullptr) return "tf_dynemb view of rows that a step has fetched";
   const ShardSet::Lease held = shards_.Acquire();
-  return StrCat("tf_dynemb table of ", RowsOf(held), " rows in ", held->shards.size(), " shards\n",
-                held->schema().ToText());
+  return StrCat("tf_dynemb table of ", RowsOfAll(held), " rows in ", held->shards.size(),
+                " shards\n", held->schema().ToText());
 }
 
 int64_t TableResource::MemoryUsed() const {
