@@ -10,8 +10,8 @@ process, and the spread between the fastest and the slowest round.
     strong     all together have --batch ids
     exchange   alone: the smallest, and those of 4 and 32 MiB for each process; by sockets alone, without
                shared memory; and TensorFlow's all-to-all
-    dlrm       a model of 26 tables, --examples for each process, with a pipeline and without, in turns;
-               one process alone has those of two
+    dlrm       a model of 26 tables, --examples for each process, with a pipeline, with one whose rows
+               are a step old, and without, in turns; one process alone has those of two
 
 benchmarks/many_workers.py says what that makes of more processes.
 
@@ -183,6 +183,8 @@ def _dlrm(options, strategy, index, tf) -> dict:
     cases = {"dlrm": lambda: map(step, data)}
     if several:
         cases["dlrm, pipeline"] = lambda: pipeline.run(data)
+        stale = tf_dynemb.distribute.Pipeline(train, strategy, stale_rows=True)
+        cases["dlrm, stale rows"] = lambda: stale.run(data)
     seconds = {}
     for number in range(WARM_UP + options.rounds):
         for name, steps in cases.items():

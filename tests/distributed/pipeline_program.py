@@ -112,12 +112,12 @@ class Loop:
         self.optimizer.apply([tape.gradient(loss, handle)], [handle])
         return loss
 
-    def run(self, batches, pipeline):
+    def run(self, batches, pipeline, stale_rows=False):
         """Losses, rows, exchanges of a step, and an error."""
         before = exchanges(self.layer.table)
         losses, error = [], ""
         if pipeline:
-            steps = Pipeline(self.step, STRATEGY).run(batches)
+            steps = Pipeline(self.step, STRATEGY, stale_rows).run(batches)
         else:
             step = tf.function(lambda ids: STRATEGY.run(self.step, (ids,)), reduce_retracing=True)
             steps = map(step, batches)
@@ -234,6 +234,28 @@ def loops():
     return result
 
 
+def stale():
+    """Steps that take rows as they were before the step before, in a loop and by fit."""
+    ids = np.random.default_rng(4).integers(0, 12, (COUNT, 40))
+    mine = tf.data.Dataset.from_tensor_slices(ids[INDEX]).batch(BATCH)
+    loop = Loop("stale", lambda layer, ids: layer(ids))
+    result = {"ids": ids, "loop": [loop.run(mine, True, stale_rows=True) for _ in range(2)]}
+    data = tf.data.Dataset.from_tensor_slices(({"ids": IDS, "words": WORDS}, STARS))
+    for batch in (BATCH, EXAMPLES):
+        for stale_rows in (True, False):
+            model = model_of_layers()
+            table = model.get_layer("users").table
+            before = exchanges(table)
+            batches = data.batch(batch)
+            history = fit(model, batches, epochs=3, verbose=0, stale_rows=stale_rows)
+            result[batch, stale_rows] = {
+                "history": history.history,
+                "rows": rows_of(table),
+                "exchanges": exchanges(table) - before,
+            }
+    return result
+
+
 def refusals():
     """One process has an id out of range in the third of four batches; a loop after that goes on."""
     batches = np.array([[0, 1], [1, 2], [3, 4], [4, 5]]) + 6 * INDEX
@@ -248,7 +270,7 @@ def refusals():
 
 
 def main(folder):
-    result = {"fitted": fitted(), "loops": loops(), "refusals": refusals()}
+    result = {"fitted": fitted(), "loops": loops(), "stale": stale(), "refusals": refusals()}
     with open(os.path.join(folder, str(INDEX)), "wb") as file:
         pickle.dump(result, file)
 

@@ -2,6 +2,8 @@
 
 import pickle
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from workers import run_job
@@ -105,6 +107,60 @@ def test_a_batch_that_one_process_refuses_ends_all_after_the_step_before(process
         (refused, after), (refused_without, after_without) = process["refusals"]
         assert refused["rows"] == refused_without["rows"] and after["rows"] == after_without["rows"]
         assert refused["losses"] == refused_without["losses"]
+
+
+def delayed_descent(rows, batches):
+    """Losses of each process, and rows, of SGD whose gradients are by the rows of a step before.
+
+    NumPy's floats are exact here: powers of two and few steps.
+    """
+    losses = []
+    read = dict(rows)
+    for ids in batches:
+        used, read = read, dict(rows)
+        losses.append([sum(2 * used.get(key, 1.0) ** 2 for key in of_one) / 8 for of_one in ids])
+        for key in ids.reshape(-1):
+            rows[key] = rows.get(key, 1.0) - 0.25 * 2 * used.get(key, 1.0) / 8
+    return losses
+
+
+def test_stale_rows_are_those_before_the_step_before(processes):
+    """In a second run, too, whose first step has the rows as the first run left them."""
+    rows = {}
+    batches = processes[0]["stale"]["ids"].reshape(COUNT, 5, 8).swapaxes(0, 1)
+    for run in range(2):
+        want = delayed_descent(rows, batches)
+        for index, process in enumerate(processes):
+            got = process["stale"]["loop"][run]
+            assert got["error"] == ""
+            np.testing.assert_allclose(got["losses"], [of_all[index] for of_all in want], rtol=1e-6)
+            assert got["exchanges"] == 5 * 3 + 2  # ids and rows of the first batch, once more
+    owned = {}
+    for process in processes:
+        owned |= process["stale"]["loop"][1]["rows"]
+    assert owned.keys() == rows.keys()
+    for key, row in owned.items():
+        np.testing.assert_allclose(row, [rows[key]] * 2, rtol=1e-6)
+
+
+def test_fit_with_stale_rows(processes):
+    """Trains; and as without where each epoch is one step, of which the rows are as they are."""
+    for process in processes:
+        stale, exact = process["stale"][8, True], process["stale"][8, False]
+        assert stale["history"] == processes[0]["stale"][8, True]["history"]
+        assert stale["history"]["loss"] != exact["history"]["loss"]
+        assert stale["history"]["loss"][-1] < stale["history"]["loss"][0]
+        assert stale["rows"].keys() == exact["rows"].keys() and stale["rows"] != exact["rows"]
+        assert stale["exchanges"] - exact["exchanges"] == 3  # rows of the first batch of each epoch
+        once, as_ever = process["stale"][45, True], process["stale"][45, False]
+        assert once["history"] == as_ever["history"] and once["rows"] == as_ever["rows"]
+
+
+def test_stale_rows_want_a_pipeline():
+    model = keras.Sequential([keras.Input((), dtype="int64"), tf_dynemb.keras.Embedding(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="stale_rows: got True with pipeline=False, want a pipeline"):
+        tf_dynemb.distribute.fit(model, np.zeros(1), np.zeros(1), pipeline=False, stale_rows=True)
 
 
 def test_of_tables_of_one_process_each_step_is_run():

@@ -39,6 +39,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
     pipeline: bool = True,
+    stale_rows: bool = False,
 ) -> keras.callbacks.History:
     """Trains a model as model.fit does, under the strategy in whose scope it was made.
 
@@ -79,15 +80,18 @@ def fit(
         validation_freq: every how many epochs to validate, or a list of the epochs' numbers from 1.
         pipeline: whether processes that share tables tell each other the ids of the next batch while a
             step is computed, as tf_dynemb.distribute.Pipeline does. Results are the same.
+        stale_rows: whether they tell each other its rows as well, as these are before that step's
+            update; see tf_dynemb.distribute.Pipeline. Results are others.
 
     Returns:
         The History, as model.fit does.
 
     Raises:
         ValueError: a model that is not compiled, or with steps_per_execution; or of a strategy that is
-            not mirrored; a backup of the middle of an epoch that other processes or replicas have read
-            of FileBatches; what N replicas cannot train as one does, with the reason: the page
-            "Distribution" has the list; in all processes, batches that differ between them.
+            not mirrored; stale_rows without a pipeline; a backup of the middle of an epoch that other
+            processes or replicas have read of FileBatches; what N replicas cannot train as one does,
+            with the reason: the page "Distribution" has the list; in all processes, batches that differ
+            between them.
         tf.errors.InvalidArgumentError: under several replicas, inputs, targets or outputs that do not
             have one row for each example.
         TypeError: an x that is none of the above.
@@ -106,6 +110,8 @@ def fit(
     (2, 3)
     """
     _check_compiled(model, "fit")
+    if stale_rows and not pipeline:
+        raise ValueError("stale_rows: got True with pipeline=False, want a pipeline, which fetches them")
     steps = steps_of(model)
     if not isinstance(validation_freq, Collection):
         validation_freq = whole("validation_freq", validation_freq)
@@ -136,7 +142,7 @@ def fit(
                 steps=data.number(),
                 model=model,
             )
-        training = steps.training(data, pipeline)
+        training = steps.training(data, pipeline, stale_rows)
         ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()

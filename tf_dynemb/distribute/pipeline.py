@@ -3,7 +3,8 @@
 A step over several processes waits for the others three times: for ids, rows and gradients. Which ids it
 looks up depends on its batch alone, as a rule; so they can travel while the step before is computed,
 those of all layers at once. Their rows are read when that step is done, as ever: no row is older than in
-a loop without a pipeline, and the results are the same to the bit.
+a loop without a pipeline, and the results are the same to the bit. With stale_rows the rows travel with
+the ids, as they are before that step.
 
 Which part of a step makes ids of a batch is found in its graph: the step is traced once without being
 run, and what leads from the batch to the keys of its lookups is copied.
@@ -59,6 +60,12 @@ class Pipeline:
         step: function of a batch, which is run in each replica, as by strategy.run. It is traced more
             than once, as tf.function may do; layers and optimizer are built before.
         strategy: None: that in whose scope this is made.
+        stale_rows: whether a step takes its rows as they were before the update of the step before it,
+            so that they travel while that one is computed and a step waits for gradients alone. The
+            first step of a run has them as they are. Other results than without, and the same in each
+            run: stochastic gradient descent with a delay of one step, as in "Slow Learners are Fast"
+            (Langford et al., 2009) and TorchRec's TrainPipelineSemiSync; dense weights have none. What
+            is written to tables between two steps is seen a step later, too.
 
     Example:
 
@@ -80,9 +87,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, step: Callable[[Any], Any], strategy: tf.distribute.Strategy | None = None
+        self,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy | None = None,
+        stale_rows: bool = False,
     ) -> None:
         self._strategy = strategy or tf.distribute.get_strategy()
+        self._stale_rows = stale_rows
         self._step = in_replicas(self._strategy, step)
         self._traced: dict[str, _Functions | None] = {}
         self._alone = tf.function(self._step, reduce_retracing=True)
@@ -121,7 +132,7 @@ class Pipeline:
         batch = next(batches, None)
         if batch is None:
             return
-        asked = functions.ask(functions.keys_of(batch))
+        ahead = functions.fetch_ahead(functions.keys_of(batch))
         while batch is not None:
             following, keys = None, functions.no_keys
             unread: Exception | None = None
@@ -138,8 +149,8 @@ class Pipeline:
                     failed = error
 
             def run() -> Any:
-                nonlocal asked
-                result, asked = functions.step(batch, asked, keys)  # noqa: B023
+                nonlocal ahead
+                result, ahead = functions.step(batch, ahead, keys)  # noqa: B023
                 return result
 
             yield run
@@ -170,33 +181,46 @@ class Pipeline:
         if not tables:
             return None
 
-        def ask(keys: list[tf.Tensor]) -> Asked:
-            return exchange.ask(tables, keys)
+        def fetch_ahead(keys: list[tf.Tensor]) -> _Ahead:
+            asked = exchange.ask(tables, keys)
+            return _Ahead(asked, exchange.rows_of(tables, asked) if self._stale_rows else ())
 
-        def step(batch: Any, asked: Asked, following: list[tf.Tensor]) -> tuple[Any, Asked]:
-            rows = exchange.rows_of(tables, asked)
-            # In the program after the rows, and before anything that waits for others: so these ids
-            # travel while the step is computed.
-            asked_next = ask(following)
-            player = _Player(keys_of_batch, asked, rows)
+        def step(batch: Any, ahead: _Ahead, following: list[tf.Tensor]) -> tuple[Any, _Ahead]:
+            rows = ahead.rows or exchange.rows_of(tables, ahead.asked)
+            # In the program after the rows, and before anything that waits for others: so what it
+            # fetches travels while the step is computed. And before the update of the tables.
+            ahead_of_next = fetch_ahead(following)
+            player = _Player(keys_of_batch, ahead.asked, rows)
             with exchange.observed_by(player):
                 result = self._step(batch)
             player.check_end()
-            return result, asked_next
+            return result, ahead_of_next
 
         keys_spec = [tf.TensorSpec([None], tf.int64)] * len(tables)
         convert = tf.autograph.experimental.do_not_convert
         keys_function = tf.function(convert(keys_of_batch))
         keys_function.get_concrete_function(spec)
-        ask_function = tf.function(convert(ask), input_signature=[keys_spec])
-        asked_spec = tf.nest.map_structure(
+        ahead_function = tf.function(convert(fetch_ahead), input_signature=[keys_spec])
+        ahead_spec = tf.nest.map_structure(
             lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
-            ask_function.get_concrete_function().structured_outputs,
+            ahead_function.get_concrete_function().structured_outputs,
         )
         step_function = tf.function(convert(step))
-        step_function.get_concrete_function(spec, asked_spec, keys_spec)
+        step_function.get_concrete_function(spec, ahead_spec, keys_spec)
         no_keys = [tf.zeros([0], tf.int64)] * len(tables)
-        return _Functions(keys_function, ask_function, step_function, no_keys)
+        return _Functions(keys_function, ahead_function, step_function, no_keys)
+
+
+class _Ahead(NamedTuple):
+    """What is known of a batch before its step.
+
+    Attributes:
+        asked: which rows it wants.
+        rows: these, where they may be stale; else they are read in its step.
+    """
+
+    asked: Asked
+    rows: Fetched | tuple[()]
 
 
 class _Functions(NamedTuple):
@@ -204,15 +228,15 @@ class _Functions(NamedTuple):
 
     Attributes:
         keys_of: the keys int64 (n,) of a batch, for each of some tables.
-        ask: tells other processes which rows are wanted.
-        step: of a batch, of what was asked for it, and of the keys of the next batch: the step's result,
-            and what was asked for that batch.
+        fetch_ahead: what is known of a batch of such keys before its step.
+        step: of a batch, of what is known of it, and of the keys of the next batch: the step's result,
+            and what is known of that batch.
         no_keys: those of no batch.
     """
 
     keys_of: Callable[[Any], list[tf.Tensor]]
-    ask: Callable[[list[tf.Tensor]], Asked]
-    step: Callable[[Any, Asked, list[tf.Tensor]], tuple[Any, Asked]]
+    fetch_ahead: Callable[[list[tf.Tensor]], _Ahead]
+    step: Callable[[Any, _Ahead, list[tf.Tensor]], tuple[Any, _Ahead]]
     no_keys: list[tf.Tensor]
 
 

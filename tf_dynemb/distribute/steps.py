@@ -53,7 +53,7 @@ class Steps:
             )
         self.processes = Processes(self.strategy)
         self._functions: dict[object, Any] = {}
-        self._pipelines: dict[bool, Pipeline] = {}
+        self._pipelines: dict[tuple[bool, bool], Pipeline] = {}
         self._built: set[object] = set()
 
     def is_of(self, model: keras.Model) -> bool:
@@ -86,23 +86,25 @@ class Steps:
         return function
 
     def training(
-        self, data: Batches, pipeline: bool
+        self, data: Batches, pipeline: bool, stale_rows: bool
     ) -> Callable[[Iterator[Any]], Iterator[Callable[[], Any]]]:
         """What gives for each of some batches a function that does its step of training, and logs.
 
         Args:
             data: of which the batches are, the same number in all processes.
             pipeline: whether the ids of the next batch travel while a step is computed.
+            stale_rows: whether its rows do.
         """
         is_plain = AllToAllExchange.of(self.strategy) is None or self._model().run_eagerly
         if is_plain or not pipeline:
             train = self.function("train", data)
             return lambda batches: (functools.partial(train, batch) for batch in batches)
         self.build("train", data)
-        if data.is_global not in self._pipelines:
+        key = (data.is_global, stale_rows)
+        if key not in self._pipelines:
             step = functools.partial(self._in_share, self._train, data.is_global)
-            self._pipelines[data.is_global] = Pipeline(step, self.strategy)
-        return functools.partial(self._pipelines[data.is_global].steps, spec=data.element_spec)
+            self._pipelines[key] = Pipeline(step, self.strategy, stale_rows)
+        return functools.partial(self._pipelines[key].steps, spec=data.element_spec)
 
     def reset_metrics(self) -> None:
         """Sets metrics to their start in each replica."""
