@@ -49,8 +49,8 @@ def main():
     print(f"{len(ratings)} ratings; examples per second, median of {options.rounds} epochs (quartiles)")
     for batch in options.batches:
         in_epoch = max(4 * STEPS[-1], len(ratings) // batch // STEPS[-1] * STEPS[-1])
-        data = tf.data.Dataset.from_tensor_slices((features, ratings.stars)).cache().repeat()
-        data = data.batch(batch).take(in_epoch).prefetch(8)
+        data = tf.data.Dataset.from_tensor_slices((features, ratings.stars)).repeat()
+        data = data.batch(batch).take(in_epoch).cache().prefetch(8)
         models = {steps: compiled(features, steps) for steps in STEPS}
         rates: dict[int, list[float]] = {steps: [] for steps in STEPS}
         for number in range(options.rounds + 1):
