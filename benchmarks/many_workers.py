@@ -168,6 +168,12 @@ def seconds_of(exchange: list, prices: Prices, bytes_per_second: float, latency:
     return seconds
 
 
+def share(work: float, seconds: list[float], ahead: int) -> float:
+    """Of a step, what is work, if so many of its exchanges go on beside the work of the step before."""
+    wait = sum(seconds[ahead:]) + max(0.0, sum(seconds[:ahead]) - work)
+    return work / (work + wait)
+
+
 def simulate(options) -> None:
     check_counts()
     measured = measured_prices()
@@ -176,7 +182,7 @@ def simulate(options) -> None:
     print(f"a byte    {1e9 * measured.byte:7.2f} ns")
     network = 1e9 * options.gigabits / 8, 1e-6 * options.latency_us
     free = Prices(measured.call, measured.message, 0)
-    columns = " ".join(f"{f'at {work:.0f} ns':>9} {'network':>7}" for work in options.work_ns)
+    columns = " ".join(f"{f'at {w:.0f} ns':>9} {'network':>7} {'stale':>6}" for w in options.work_ns)
     print(f"{'ids':7} {'a worker':>8} {'bits':>4} {'workers':>7} {'stages':>6} {'messages':>8}", end="")
     print(f" {'MB':>6} {'wait ms':>7} {columns}")
     for name, batch, value_bytes in CASES:
@@ -189,17 +195,17 @@ def simulate(options) -> None:
                     max(sum(e[n].sum(axis=1) for exchange in exchanges for e in exchange))
                     for n in range(2)
                 )
-                # The ids have travelled while the step before was computed.
-                waits = [
-                    sum(seconds_of(e, prices, *network) for e in exchanges[1:])
-                    for prices in (measured, free)
-                ]
-                work = [1e-9 * of_id * batch for of_id in options.work_ns]
-                shares = " ".join(f"{w / (w + waits[0]):9.0%} {w / (w + waits[1]):7.0%}" for w in work)
+                # Ids, and rows that are a step old, travel while the step before is computed.
+                seconds = [seconds_of(e, measured, *network) for e in exchanges]
+                without = [seconds_of(e, free, *network) for e in exchanges]
+                shares = ""
+                for work in (1e-9 * of_id * batch for of_id in options.work_ns):
+                    shares += f" {share(work, seconds, 1):9.0%} {share(work, without, 1):7.0%}"
+                    shares += f" {share(work, seconds, 2):6.0%}"
                 print(
                     f"{name:7} {batch:8} {8 * value_bytes:4} {count:7} {stages:6} {messages:8}", end=""
                 )
-                print(f" {1e-6 * sent:6.1f} {1e3 * waits[0]:7.1f} {shares}", flush=True)
+                print(f" {1e-6 * sent:6.1f} {1e3 * sum(seconds[1:]):7.1f}{shares}", flush=True)
 
 
 def skew(count: int = 64, batch: int = 65536, exponent: float = 1.2) -> None:
