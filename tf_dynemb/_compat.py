@@ -500,6 +500,7 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     method = "add_endpoint" if "add_endpoint" in vars(archive) else "_backend_add_endpoint"
     add_endpoint = required(archive, method, purpose)
     signature = required(layer, "_default_save_signature", purpose)
+    is_saving = required("tensorflow.python.saved_model.save_context", "in_save_context", purpose)
     if hasattr(add_endpoint, _WRAPPED):
         return
 
@@ -511,7 +512,8 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     @functools.wraps(signature.fget)
     def wrapped_signature(self: Any) -> Any:
         function = signature.fget(self)
-        return None if function is None else wrap(function)
+        # An ExportArchive looks at all of a model for resources, and saves this of none of its models.
+        return wrap(function) if function is not None and is_saving() else function
 
     setattr(wrapped_add_endpoint, _WRAPPED, True)
     setattr(archive, method, wrapped_add_endpoint)

@@ -319,6 +319,29 @@ def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, m
     assert follower_status(served).full_copies == 1
 
 
+def test_an_endpoint_that_reads_a_part_of_a_model_is_loaded_in_a_session(tmp_path):
+    """As by TensorFlow's loaders in C and C++; what no endpoint reads is not in the SavedModel."""
+    inputs = [keras.Input((), dtype="int64", name=name) for name in ("user", "item")]
+    towers = [
+        keras.layers.Dense(2, name=f"{each.name}_tower")(tf_dynemb.keras.Embedding(2)(each))
+        for each in inputs
+    ]
+    model = keras.Model(inputs, keras.layers.Dot(1)(towers))
+    user_tower = keras.Model(inputs[0], towers[0])
+    archive = keras.export.ExportArchive()
+    with tf_dynemb.for_serving(follow=tmp_path / "feed"):
+        archive.track(model)
+        archive.add_endpoint("serve", user_tower.__call__, [tf.TensorSpec([None], tf.int64, "ids")])
+        archive.write_out(str(tmp_path / "model"), verbose=False)
+    ids = np.arange(3)
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "model"))
+        signature = loaded.signature_def["serving_default"]
+        (output,) = signature.outputs.values()
+        got = session.run(output.name, {signature.inputs["ids"].name: ids})
+    np.testing.assert_array_equal(got, user_tower(ids))
+
+
 def test_a_pinned_function_within_a_pinned_function_does_not_wait_for_itself(tmp_path):
     model = agreeing()
     archive = keras.export.ExportArchive()

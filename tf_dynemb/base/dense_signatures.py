@@ -53,7 +53,8 @@ def advice(model: Any) -> str:
     called = f"model({_text(keras.tree.map_structure(lambda _: _Name(next(remaining)), model.input))})"
     return (
         f"serve = tf.function(lambda {', '.join(names)}: {_as_dict(called, model.output)}, "
-        f"input_signature=[{specs}]); tf.saved_model.save(model, path, signatures=serve)"
+        f"input_signature=[{specs}]); archive = keras.export.ExportArchive(); archive.track(model); "
+        "archive.add_endpoint('serve', serve); archive.write_out(path)"
     )
 
 
