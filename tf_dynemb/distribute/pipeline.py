@@ -65,7 +65,9 @@ class Pipeline:
             first step of a run has them as they are. Other results than without, and the same in each
             run: stochastic gradient descent with a delay of one step, as in "Slow Learners are Fast"
             (Langford et al., 2009) and TorchRec's TrainPipelineSemiSync; dense weights have none. What
-            is written to tables between two steps is seen a step later, too.
+            is written to tables between two steps is seen a step later, too. A batch that a process
+            must refuse, as for an id out of range, ends all in the step before it, of which the tables
+            are not updated and dense weights may be.
 
     Example:
 
@@ -112,7 +114,7 @@ class Pipeline:
             TypeError: batches without an element_spec; an iterator, of which a run that is not taken to
                 its end would leave out the batch that was read ahead.
             tf.errors.OpError: what a step raises, or the reading of its batch; the step before it is
-                done, and none after it.
+                done, but see stale_rows, and none after it.
         """
         spec = getattr(batches, "element_spec", None)
         iterator = None if spec is None else iter(batches)
