@@ -257,15 +257,31 @@ def stale():
 
 
 def refusals():
-    """One process has an id out of range in the third of four batches; a loop after that goes on."""
+    """One process has an id out of range in the third of four batches; a loop after that goes on.
+
+    Each of both, and how often a dense weight was updated by what was read.
+    """
     batches = np.array([[0, 1], [1, 2], [3, 4], [4, 5]]) + 6 * INDEX
     if INDEX == COUNT - 1:
         batches[2, 1] = 6 * COUNT
     result = []
-    for pipeline in (True, False):
-        loop = Loop(f"refusing_{pipeline}", lambda layer, ids: layer(ids), use_hashtable=False)
+    for pipeline, stale_rows in ((True, False), (True, True), (False, False)):
+        with STRATEGY.scope():
+            updates = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+        def look_up(layer, ids, updates=updates):
+            rows = layer(ids)
+            updates.assign_add(1.0 + 0.0 * tf.reduce_sum(rows))
+            return rows
+
+        loop = Loop(f"refusing_{pipeline}_{stale_rows}", look_up, use_hashtable=False)
         data = tf.data.Dataset.from_tensor_slices(batches)
-        result.append([loop.run(data, pipeline), loop.run(data.take(2), pipeline)])
+        result.append(
+            [
+                (loop.run(some, pipeline, stale_rows), updates.numpy().item() / COUNT)
+                for some in (data, data.take(2))
+            ]
+        )
     return result
 
 

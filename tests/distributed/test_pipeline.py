@@ -100,13 +100,20 @@ def test_a_step_that_makes_other_ids_when_traced_again_is_an_error(processes):
 def test_a_batch_that_one_process_refuses_ends_all_after_the_step_before(processes):
     want = f"process {COUNT - 1}: refusing"
     for process in processes:
-        for refused, after in process["refusals"]:
+        for (refused, updates), (after, updates_after) in process["refusals"]:
             assert len(refused["losses"]) == 2 and want in refused["error"]
             assert f"got the key {6 * COUNT}" in refused["error"]
             assert len(after["losses"]) == 2 and after["error"] == ""
-        (refused, after), (refused_without, after_without) = process["refusals"]
-        assert refused["rows"] == refused_without["rows"] and after["rows"] == after_without["rows"]
-        assert refused["losses"] == refused_without["losses"]
+            assert (updates, updates_after) == (2, 4)
+        (refused, after), (stale, _), (without, after_without) = (
+            [run for run, _ in runs] for runs in process["refusals"]
+        )
+        assert refused["rows"] == without["rows"] and after["rows"] == after_without["rows"]
+        assert refused["losses"] == without["losses"]
+        assert stale["rows"].keys() == without["rows"].keys()
+    # The second batch of each process has an id of the first, whose row is a step old.
+    runs = [[run for (run, _), _ in process["refusals"]] for process in processes]
+    assert any(stale["rows"] != without["rows"] for _, stale, without in runs)
 
 
 def delayed_descent(rows, batches):

@@ -65,9 +65,7 @@ class Pipeline:
             first step of a run has them as they are. Other results than without, and the same in each
             run: stochastic gradient descent with a delay of one step, as in "Slow Learners are Fast"
             (Langford et al., 2009) and TorchRec's TrainPipelineSemiSync; dense weights have none. What
-            is written to tables between two steps is seen a step later, too. A batch that a process
-            must refuse, as for an id out of range, ends all in the step before it, of which the tables
-            are not updated and dense weights may be.
+            is written to tables between two steps is seen a step later, too.
 
     Example:
 
@@ -114,7 +112,7 @@ class Pipeline:
             TypeError: batches without an element_spec; an iterator, of which a run that is not taken to
                 its end would leave out the batch that was read ahead.
             tf.errors.OpError: what a step raises, or the reading of its batch; the step before it is
-                done, but see stale_rows, and none after it.
+                done, and none after it.
         """
         spec = getattr(batches, "element_spec", None)
         iterator = None if spec is None else iter(batches)
@@ -188,7 +186,10 @@ class Pipeline:
             return _Ahead(asked, exchange.rows_of(tables, asked) if self._stale_rows else ())
 
         def step(batch: Any, ahead: _Ahead, following: list[tf.Tensor]) -> tuple[Any, _Ahead]:
-            rows = ahead.rows or exchange.rows_of(tables, ahead.asked)
+            # A batch that a process must refuse ends its own step, whenever its rows are read.
+            with tf.control_dependencies(exchange.refuse(tables, ahead.asked)):
+                rows = ahead.rows or exchange.rows_of(tables, ahead.asked)
+                rows = rows._replace(values=[tf.identity(values) for values in rows.values])
             # In the program after the rows, and before anything that waits for others: so what it
             # fetches travels while the step is computed. And before the update of the tables.
             ahead_of_next = fetch_ahead(following)

@@ -53,6 +53,7 @@ class Asked(NamedTuple):
         counts: (processes, tables), how many of the distinct each process owns.
         by_others: the keys that all processes want of this one.
         counts_by_others: (processes, tables), how many each of them wants.
+        refused: whether one of the processes wants a key that its table cannot have; () if none can.
     """
 
     keys: list[tf.Tensor]
@@ -61,6 +62,7 @@ class Asked(NamedTuple):
     counts: tf.Tensor
     by_others: list[tf.Tensor]
     counts_by_others: tf.Tensor
+    refused: tf.Tensor | tuple[()]
 
 
 class Fetched(NamedTuple):
@@ -159,18 +161,44 @@ class AllToAllExchange:
             keys: for each table int64 (n,).
         """
         fetched = None if self._observer is None else self._observer.fetch(tables, keys)
-        return self.rows_of(tables, self.ask(tables, keys)) if fetched is None else fetched
+        if fetched is None:
+            asked = self.ask(tables, keys)
+            with tf.control_dependencies(self.refuse(tables, asked)):
+                fetched = self.rows_of(tables, asked)
+        return fetched
 
     def ask(self, tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> Asked:
-        """The first half of fetch: tells each process which of its rows are wanted. None is read yet."""
+        """The first part of fetch: tells each process which of its rows are wanted. None is read yet."""
         distinct, places, counts = self._grouped(tables, keys, distinct=True)
-        _, asked_counts, asked = self._exchanged(
-            _program("lookup", tables), counts=counts, parts=distinct
+        problem = _problem(tables, keys)
+        largest, asked_counts, asked = self._exchanged(
+            _program("lookup", tables),
+            numbers=[] if problem is None else [tf.cast(tf.not_equal(problem, ""), tf.int64)],
+            counts=counts,
+            parts=distinct,
         )
-        return Asked(list(keys), distinct, places, counts, asked, asked_counts)
+        refused = () if problem is None else tf.greater(largest[0], 0)
+        return Asked(list(keys), distinct, places, counts, asked, asked_counts, refused)
+
+    def refuse(self, tables: Sequence[Table], asked: Asked) -> list[tf.Tensor]:
+        """The second part of fetch: fails in all processes if one wants a key its table cannot have.
+
+        Returns:
+            What the use of the rows depends on.
+        """
+        if isinstance(asked.refused, tuple):
+            return []
+
+        def fail() -> tf.Tensor:
+            largest, *_ = self._exchanged(
+                "refusal of a " + _program("lookup", tables), problem=_problem(tables, asked.keys)
+            )
+            return largest
+
+        return [tf.cond(asked.refused, fail, lambda: tf.zeros([0], tf.int64))]
 
     def rows_of(self, tables: Sequence[Table], asked: Asked) -> Fetched:
-        """The second half of fetch: the rows, as they are now."""
+        """The third part of fetch: the rows, as they are now."""
         found = [
             ops.dynemb_lookup(
                 tf.zeros([0, table.dim], table.value_dtype),
@@ -188,7 +216,6 @@ class AllToAllExchange:
         reply += [exists for _, exists in found]
         _, _, got = self._exchanged(
             "rows for a " + _program("lookup", tables),
-            problem=_problem(tables, asked.keys),
             counts=asked.counts_by_others,
             parts=reply,
         )
