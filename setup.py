@@ -34,6 +34,11 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent
 NATIVE = ("_tf_dynemb_ops.so", "_build_info.py")
 NATIVE_DIR = os.environ.get("TF_DYNEMB_NATIVE_DIR")
+TENSORFLOWS = {  # by the name of an extra
+    "tensorflow": "tensorflow",
+    "tensorflow-cpu": "tensorflow-cpu",
+    "tensorflow-gpu": "tensorflow[and-cuda]",
+}
 
 
 def outer_environment():
@@ -110,18 +115,23 @@ def build_native():
     return ROOT / "bazel-bin" / "tf_dynemb"
 
 
-def build_info():
-    """Returns what a library that is built already was built with, by name; else nothing."""
+def build_info(native):
+    """Returns what the library in a folder was built with, by name; nothing without a folder."""
     built = {}
-    if NATIVE_DIR:
-        exec((Path(NATIVE_DIR) / "_build_info.py").read_text(), built)
+    if native:
+        exec((Path(native) / "_build_info.py").read_text(), built)
     return built
 
 
+def tensorflow_version(built):
+    """Returns TensorFlow's version as pip names it, 2.22.0rc0 for 2.22.0-rc0; "" if not known."""
+    return built.get("TENSORFLOW_VERSION", "").replace("-", "")
+
+
 def version_label():
-    """Returns what the version ends with: TensorFlow's as pip names it, 2.22.0rc0 for 2.22.0-rc0."""
-    version = build_info().get("TENSORFLOW_VERSION")
-    return f"+tf{version.replace('-', '')}" if version else ""
+    """Returns what the version ends with."""
+    version = tensorflow_version(build_info(NATIVE_DIR))
+    return f"+tf{version}" if version else ""
 
 
 class BuildPackage(build_py):
@@ -129,10 +139,11 @@ class BuildPackage(build_py):
 
     def run(self):
         """Builds, then copies."""
+        native = Path(NATIVE_DIR or build_native())
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are no more
+        self.distribution.describe(build_info(native))  # before the metadata is written
         super().run()
-        native = Path(NATIVE_DIR or build_native())
         package = ROOT if self.editable_mode else Path(self.build_lib)
         for name in NATIVE:
             target = package / "tf_dynemb" / name
@@ -156,10 +167,28 @@ class PlatformDistribution(Distribution):
         return True
 
     def parse_config_files(self, *args, **kwargs):
-        """Adds the license of CUDA's runtime, if it is in a library that is built already: NOTICE."""
+        """Adds what is known of a library that is built already."""
         super().parse_config_files(*args, **kwargs)
-        if build_info().get("CUDA_VERSION") and self.metadata.license_expression:
-            self.metadata.license_expression += " AND LicenseRef-NVIDIA-CUDA-EULA"
+        self.describe(build_info(NATIVE_DIR))
+
+    def describe(self, built):
+        """Adds to the metadata what depends on the library.
+
+        That is the license of CUDA's runtime, if it is in it (NOTICE), and extras by which pip installs
+        the TensorFlow that it was built beside, or takes the wheel for one: tf_dynemb[tensorflow].
+        """
+        cuda = " AND LicenseRef-NVIDIA-CUDA-EULA"
+        license_expression = self.metadata.license_expression
+        if built.get("CUDA_VERSION") and license_expression and cuda not in license_expression:
+            self.metadata.license_expression += cuda
+        version = tensorflow_version(built)
+        if version and self.extras_require:
+            for extra, package in TENSORFLOWS.items():
+                self.extras_require[extra] = [f"{package}=={version}"]
+            self.metadata.extras_require = self.extras_require
+        if "rc" in version:  # which wants a nightly Keras, a package of another name
+            needs = [need for need in self.install_requires if not need.startswith("keras")]
+            self.install_requires = self.metadata.install_requires = needs
 
 
 setup(

@@ -1,4 +1,4 @@
-"""Adds to a bill of materials what is in the op library and is no Python package.
+"""Adds to a bill of materials what is in the op library and is no Python package, and says whose it is.
 
     linked_parts.py tf_dynemb/_build_info.py < BILL > BILL
 
@@ -9,6 +9,7 @@ said where the build knows them: the headers are those that TensorFlow brings.
 import json
 import pathlib
 import sys
+import urllib.parse
 
 IN_TENSORFLOW = "Its headers, as TensorFlow brings them, compiled into _tf_dynemb_ops.so."
 HEADERS = {
@@ -55,8 +56,11 @@ def main():
     exec(pathlib.Path(sys.argv[1]).read_text(), built)
     parts = linked_parts(built)
     bill["components"] += parts
-    package = next(one["bom-ref"] for one in bill["components"] if one["name"] == "tf_dynemb")
-    needs = next(one for one in bill["dependencies"] if one["ref"] == package)
+    package = next(one for one in bill["components"] if one["name"] == "tf_dynemb")
+    bill["components"].remove(package)
+    package["purl"] = f"pkg:pypi/tf-dynemb@{urllib.parse.quote(package['version'])}"
+    bill["metadata"]["component"] = package  # which all of it is about
+    needs = next(one for one in bill["dependencies"] if one["ref"] == package["bom-ref"])
     needs["dependsOn"] = sorted([*needs.get("dependsOn", ()), *(part["bom-ref"] for part in parts)])
     bill["dependencies"] += [{"ref": part["bom-ref"]} for part in parts]
     json.dump(bill, sys.stdout, indent=2, sort_keys=True)

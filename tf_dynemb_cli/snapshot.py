@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added.add_argument("files", metavar="FILE", nargs="+", help="to read; .npz, .parquet or -keys")
     added.add_argument("--table", default="table", help="the table's name in the snapshot (%(default)s)")
     added.add_argument("--dim", type=int, help="numbers per row, of files that do not say it")
-    added.add_argument("--value_dtype", default="float32", help="of raw files (%(default)s)")
+    added.add_argument("--value-dtype", default="float32", help="of raw files (%(default)s)")
     added.add_argument(
-        "--key_dtype",
+        "--key-dtype",
         default="int64",
         choices=["int64", "int32", "string"],
         help="the table's (%(default)s)",
     )
-    added.add_argument("--keep_keys", action="store_true", help="keep the strings of string keys")
+    added.add_argument("--keep-keys", action="store_true", help="keep the strings of string keys")
     added = add("compact", "merge a chain, a full snapshot and its deltas, into a new snapshot")
     added.add_argument(
         "chain", metavar="CHAIN", nargs="+", help="the full snapshot and then its deltas, in order"
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         added.add_argument("--table", help="may be left out where the snapshot has one")
         added.add_argument("--png", metavar="FILE", help="draw a chart; needs matplotlib")
     stats.add_argument(
-        "--dead_norm", type=float, default=0.0, help="rows of a norm up to this are dead (%(default)g)"
+        "--dead-norm", type=float, default=0.0, help="rows of a norm up to this are dead (%(default)g)"
     )
     for added in (top, sample):
         added.add_argument("--rows", type=_whole(1), default=20, help="how many (%(default)s)")

@@ -440,7 +440,7 @@ class TableFiles:
         before = self._files()
         text = io.StringIO()
         with contextlib.redirect_stderr(text):
-            status = self._import("--key_dtype", draw.choice(["int64", "string"]))
+            status = self._import("--key-dtype", draw.choice(["int64", "string"]))
         if status:
             assert status == 2
             line = text.getvalue()

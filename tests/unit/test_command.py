@@ -50,7 +50,7 @@ WITHOUT_TENSORFLOW = (
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "snapshot"), (["--print-completion", "bash"], "--dead_norm")]
+    [([], "snapshot"), (["--print-completion", "bash"], "--dead-norm")]
     + [([name, "--help"], f"usage: tf-dynemb {name} ") for name in command.COMMANDS]
     + [(["snapshot", "compact", "--help"], "CHAIN"), (["storage", "verify", "--help"], "FOLDER")],
     ids=" ".join,

@@ -19,6 +19,18 @@ def test_without_tensorflow_it_says_so():
     assert f"pip install tensorflow=={tf.__version__}" in error
 
 
+def test_beside_a_tensorflow_that_lacks_something_it_says_what():
+    error = import_after(
+        "class Broken:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'tensorflow':\n"
+        "            raise ModuleNotFoundError('No module named astunparse', name='astunparse')\n"
+        "sys.meta_path.insert(0, Broken())"
+    )
+    assert error.strip().endswith("ModuleNotFoundError: No module named astunparse")
+    assert "pip install tensorflow" not in error
+
+
 def test_beside_another_tensorflow_it_names_both_versions():
     error = import_after(
         "sys.modules['tf_dynemb._build_info'] = types.SimpleNamespace(TENSORFLOW_VERSION='2.3.4')"

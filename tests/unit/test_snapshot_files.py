@@ -476,7 +476,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
         ("verify damaged", 2, "bytes, want"),
         ("info nothing", 2, "there is no snapshot in nothing"),
         ("import x flipped.npz", 2, "import: flipped.npz: the file is damaged"),
-        ("import x a-keys --dim=1 --value_dtype=foo", 2, "value_dtype: got 'foo', want"),
+        ("import x a-keys --dim=1 --value-dtype=foo", 2, "value_dtype: got 'foo', want"),
         ("explode", 2, "invalid choice: 'explode'"),
         ("info", 2, "required: SNAPSHOT"),
         ("import x", 2, "required: FILE"),

@@ -76,7 +76,7 @@ def test_stats(trained, capsys):
     assert_spread(of["movies"]["norm"], norms_of(movies).values())
     assert "count" not in of["movies"]
     assert of["movies"]["dead_rows"] == 30 and of["users"]["dead_rows"] == 0
-    (one,) = said(capsys, "stats", path, "--table=users", "--dead_norm=0.3")
+    (one,) = said(capsys, "stats", path, "--table=users", "--dead-norm=0.3")
     assert one["dead_rows"] == sum(norm <= 0.3 for norm in norms_of(users).values()) > 0
 
 

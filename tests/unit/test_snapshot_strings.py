@@ -190,8 +190,8 @@ def test_strings_of_others_are_keys(keep_keys, tmp_path):
     files = [*tmp_path.glob("*.npz"), *tmp_path.glob("*.parquet")]
     assert len(files) == 6
     for file in files:
-        arguments = ["import", str(tmp_path / "s"), str(file), "--table=tags", "--key_dtype=string"]
-        assert main(arguments + ["--keep_keys"] * keep_keys) == 0
+        arguments = ["import", str(tmp_path / "s"), str(file), "--table=tags", "--key-dtype=string"]
+        assert main(arguments + ["--keep-keys"] * keep_keys) == 0
         table = tf_dynemb.Variable(key_dtype=tf.string, dim=2, keep_keys=keep_keys, name="tags")
         snapshot.restore(tmp_path / "s", table)
         np.testing.assert_array_equal(table.lookup(tf.constant(keys)), values)

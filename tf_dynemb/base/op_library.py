@@ -25,7 +25,9 @@ def _load() -> types.ModuleType:
         build = None
     try:
         import tensorflow as tf
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise  # it is there, and lacks something
         wanted = f"=={build.TENSORFLOW_VERSION}" if build else ""
         raise ImportError(
             "tf_dynemb needs TensorFlow 2.16 or later, which is not installed here; "
