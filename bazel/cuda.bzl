@@ -57,9 +57,11 @@ local_cuda = repository_rule(
     local = True,
 )
 
-# Objects without the names of nvcc's temporary files, which have the number of its process: so they are the same bytes
-# each time. What has internal linkage is named by the source's absolute path.
+# nvcc's temporary files are named by the number of its process, which in two sandboxes may be the same, while /tmp is
+# one: so each has a folder of its own. Objects are without these names, so that they are the same bytes each time. What
+# has internal linkage is named by the source's absolute path.
 _COMPILE = """\
+TMPDIR=$(mktemp --directory) && export TMPDIR && trap 'rm -rf "$TMPDIR"' EXIT || exit
 output=$1 && shift && "$@" -o "$output" || exit
 [[ $output != *.o ]] || objcopy --wildcard --strip-symbol='*tmpxft*' "$output"
 """

@@ -13,6 +13,7 @@
 #include "cc/core/table/distinct_keys.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
@@ -59,12 +60,11 @@ Status MakeShardOverHost(OpKernelContext* context, const TableSchema& schema,
                          std::shared_ptr<Table>* shard) {
   TableSchema of_table;
   DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, &of_table));
-  TableOptions of_below = options;
-  of_below.track_changes = false;  // they are known above
+  TableOptions of_tiers = options;
   std::unique_ptr<Table> below;
-  DYNEMB_RETURN_IF_ERROR(MakeHostShard(of_table, of_below, storage, 1, &below));
-  return MakeGpuTieredShard(context, of_table, options, storage->max_device_bytes, std::move(below),
-                            shard);
+  DYNEMB_RETURN_IF_ERROR(MakeHostShard(of_table, OptionsBelow(&of_tiers), storage, 1, &below));
+  return MakeGpuTieredShard(context, of_table, of_tiers, storage->max_device_bytes,
+                            std::move(below), shard);
 }
 
 }  // namespace

@@ -156,6 +156,69 @@ def test_a_delta_has_what_has_changed_and_nothing_that_has_moved(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "eviction",
+    [
+        None,
+        policies.LRU(),
+        policies.LFU(),
+        policies.SmallNorm(),
+        policies.Score(lambda keys: keys % 17),
+        policies.TTL(steps=4),
+        (policies.LFU(), policies.TTL(steps=4)),
+    ],
+    ids=["declines", "lru", "lfu", "norm", "score", "ttl", "lfu ttl"],
+)
+def test_limits_are_those_of_a_table_without_tiers(tiers, eviction, tmp_path):
+    """Which rows there are, what has left, what is counted, and what a delta says of it.
+
+    Of rows that have expired how many were found so far may differ.
+    """
+    limits = {
+        "max_rows": 900,
+        "on_full": "error" if eviction else "decline",
+        "eviction": eviction,
+        "keep_evicted": 10_000 if eviction else 0,
+    }
+    expires = "TTL" in str(eviction)
+    tables = make(tiers(), **limits), make(**limits)
+    train(tables, 5)
+    bases = [snapshot.save(tmp_path / f"full{n}", {"t": t}, follow=True) for n, t in enumerate(tables)]
+    train(tables, 10, first=5)
+    assert values_of(tables[0]) == values_of(tables[1])
+    counted = [metrics_of(table) for table in tables]
+    for name in ("inserted", "declined", "erased", "written", "missing"):
+        assert counted[0][name] == counted[1][name], name
+    assert counted[0]["rows_left_device"] > 0
+    for each in counted:
+        gone = each["evicted"] + each["expired"]
+        assert each["rows"] == each["inserted"] - gone <= 900
+    if eviction and not expires:
+        taken = [[part.numpy() for part in table.take_evicted()] for table in tables]
+        left = [dict(zip(keys.tolist(), values.tolist(), strict=True)) for keys, values, _ in taken]
+        assert left[0] == left[1] and len(left[0]) > 300
+    for n, (table, base) in enumerate(zip(tables, bases, strict=True)):
+        loaded = make(name=f"loaded{n}")
+        snapshot.restore(tmp_path / f"full{n}", {"t": loaded})
+        snapshot.save(tmp_path / f"delta{n}", {"t": table}, base=base)
+        snapshot.load_delta(tmp_path / f"delta{n}", {"t": loaded})
+        kept, now = values_of(loaded), values_of(table)
+        assert {key: kept[key] for key in now} == now
+        assert expires or kept == now
+
+
+def test_a_full_table_refuses_a_batch(tiers):
+    table = make(tiers(), max_rows=500)
+    table.upsert(tf.range(499, dtype=tf.int64), tf.zeros([499, 4]))
+    with pytest.raises(
+        tf.errors.ResourceExhaustedError, match="max_rows of users: got 2 ids .* 499 rows of at most 500"
+    ):
+        table.upsert(tf.constant([3, 1000, 1001], tf.int64), tf.ones([3, 4]))
+    assert values_of(table) == {key: [0.0] * 4 for key in range(499)}
+    table.upsert(tf.constant([3, 1000], tf.int64), tf.ones([2, 4]))
+    assert len(rows_of(table)) == 500
+
+
+@pytest.mark.parametrize(
     "admission",
     [
         policies.MinCount(2),
@@ -251,8 +314,11 @@ def test_metrics_of_three_tiers(tmp_path):
     [
         ({"devices": None}, "want no DeviceMemory, or devices="),
         ({"storage": [HostMemory(1000), Disk("/tmp/none")]}, "want DeviceMemory first"),
-        ({"max_rows": 10}, "DeviceMemory for a table with max_rows=10.*for now.*restrict"),
-        ({"eviction": policies.TTL(steps=3)}, "eviction=.*TTL.*want none of these"),
+        ({"max_bytes": 10_000}, "max_bytes: got 10000 for a table with storage.*and max_rows its rows"),
+        (
+            {"storage": [DeviceMemory(1000), HostMemory(1000), Disk("/tmp/none", max_bytes=2**20)]},
+            r"got Disk\(max_bytes=1048576\) below DeviceMemory.*max_rows bounds the rows",
+        ),
         (
             {"storage": [DeviceMemory(1000), HostMemory(), Disk("/tmp/none")]},
             "want max_bytes above a Disk",
@@ -260,7 +326,7 @@ def test_metrics_of_three_tiers(tmp_path):
         ({"storage": [DeviceMemory(1000), HostMemory(1000)]}, "want no max_bytes without a Disk"),
         ({"storage": [DeviceMemory(1000)]}, "or before HostMemory.., in this order"),
     ],
-    ids=["host", "no device", "max_rows", "eviction", "no bound", "bound", "alone"],
+    ids=["host", "no device", "max_bytes", "disk", "no bound", "bound", "alone"],
 )
 def test_what_is_refused(fields, message):
     fields = {"storage": [DeviceMemory(SMALL), HostMemory()]} | fields
@@ -269,7 +335,9 @@ def test_what_is_refused(fields, message):
 
 
 def test_no_room_for_a_row_is_refused():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="max_bytes: got 100, want at least"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="max_bytes: got 100 for each shard, want at least"
+    ):
         make([DeviceMemory(100), HostMemory()])
 
 

@@ -103,7 +103,7 @@ class TableConfig:
             in memory, which is None. Bounded by max_rows, or Disk(max_bytes).
             Of a table that is sharded across workers each process has so much memory and its own folder.
             On GPUs [tf_dynemb.storage.DeviceMemory(max_bytes), tf_dynemb.storage.HostMemory()], or these
-            two with a bound of HostMemory and a Disk, without limits.
+            two with a bound of HostMemory and a Disk without one.
         partition_strategy: which process has the row of an id, of a table that is sharded across
             workers. "hash": a hash of the id says it, so that ids of any pattern are spread evenly.
             "mod": the id modulo the number of workers, which is SOK's rule; ids from 0 on, without gaps,
@@ -211,11 +211,10 @@ class TableConfig:
                 "rows, wherever they are"
             )
         has_limit = self.max_rows is not None or self.bytes_limit is not None
-        if tier_of(self.storage, DeviceMemory) is not None and (self.is_bounded or eviction is not None):
+        if tier_of(self.storage, DeviceMemory) is not None and self.bytes_limit is not None:
             raise ValueError(
-                f"storage: got DeviceMemory for a table with max_rows={self.max_rows}, "
-                f"max_bytes={self.bytes_limit} and eviction={eviction}, want none of these, for now; "
-                "`restrict` removes rows when it is called"
+                f"storage: got Disk(max_bytes={self.bytes_limit}) below DeviceMemory, want it without; "
+                "max_rows bounds the rows, wherever they are"
             )
         limits = f"max_rows or {'max_bytes' if self.storage is None else 'Disk(max_bytes)'}"
         if not has_limit and self.on_full == "decline":

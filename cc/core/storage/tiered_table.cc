@@ -22,12 +22,12 @@ struct Tiered::Move final : public RowMove {
   std::unique_ptr<Tiered> to;
 };
 
-Status Tiered::RemoveExpired(const Context& context) {
+Status Tiered::SweepExpired(const Context& context, int64_t rows) {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context));
   if (!expires()) return Status();
   return OrNoMemory([&] {
     const Alone alone(*this);
-    return tiers_->SweepExpired(tiers_->size());
+    return tiers_->SweepExpired(std::min(rows, tiers_->size()));
   });
 }
 

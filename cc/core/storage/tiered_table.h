@@ -19,7 +19,7 @@
 // Evictor::kUnitRows rows evicts the same rows, a larger one the lowest of a sample of its own. No
 // row is read for that: what the policy asks is in the index of the disk. A call that may need more
 // room than there is has the lock alone. The table above does not remove rows by itself
-// (TableOptions::removes_rows); one that has expired is missing there as well as below from the
+// (TableOptions::removes); one that has expired is missing there as well as below from the
 // same moment on, by one clock.
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, which

@@ -62,7 +62,8 @@ class Tiered final : public TieredTable {
                     const RowParts& displaced, const Report& report) override;
   Status Erase(const Context& context, const Batch& batch, const Report& report) override;
 
-  Status RemoveExpired(const Context& context) override;
+  Status RemoveExpired(const Context& context) override { return SweepExpired(context, INT64_MAX); }
+  Status SweepExpired(const Context& context, int64_t rows) override;
   Status Clear(const Context& context) override;
   Status Reserve(const Context& context, int64_t rows) override;
 

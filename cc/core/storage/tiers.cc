@@ -110,7 +110,7 @@ Status Tiers::MakeAbove(const TableSchema& schema, std::unique_ptr<CacheTable>* 
   TableOptions of_above;
   of_above.missing_value = options_.missing_value;
   of_above.eviction = options_.eviction;
-  of_above.removes_rows = false;
+  of_above.removes = TableOptions::Removes::kNone;
   of_above.clock = options_.clock;
   of_above.evicted = expired_above_;
   of_above.max_rows = storage_.max_rows;

@@ -19,6 +19,7 @@
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/distinct_keys.h"
 #include "cc/core/table/evicted_rows.h"
+#include "cc/core/table/eviction_candidates.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/row_scores.h"
 #include "cc/core/table/table.h"
@@ -216,18 +217,12 @@ class Tiers {
   KeptRows ReadToKeep(const std::vector<Key>& keys);
   // Looks at some of the rows above and below, as many of each as the tiers have of the table, and
   // gathers those of no higher score than one.
-  struct Candidate {
-    RowOrder order;
-    Key key;
-    bool operator<(const Candidate& o) const { return order < o.order; }
-  };
   Status Gather(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands, uint64_t* hand,
-                std::vector<Candidate>* candidates);
+                std::vector<EvictionCandidate>* candidates);
   Status GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands,
-                     std::vector<Candidate>* candidates);
+                     std::vector<EvictionCandidate>* candidates);
   void GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
-                   std::vector<Candidate>* candidates);
-  static std::vector<Key> Lowest(int64_t most, std::vector<Candidate>* candidates);
+                   std::vector<EvictionCandidate>* candidates);
 
   // Has the hands begin a lap.
   void ResetHands();

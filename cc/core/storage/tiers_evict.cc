@@ -17,9 +17,6 @@ namespace {
 
 constexpr int64_t kEvictedAtOnce = 64 << 10;  // rows that are chosen together
 
-// What ties are broken by, as in Evictor.
-uint64_t TieOf(Key key) { return TieOfHash(Mix64(static_cast<uint64_t>(key))); }
-
 }  // namespace
 
 Status Tiers::RemoveRows(Span<const Key> keys, int64_t TableCounters::* reason, int64_t* removed) {
@@ -142,7 +139,7 @@ KeptRows Tiers::ReadToKeep(const std::vector<Key>& keys) {
 }
 
 Status Tiers::GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands,
-                          std::vector<Candidate>* candidates) {
+                          std::vector<EvictionCandidate>* candidates) {
   if (wanted <= 0) return Status();
   const bool all = wanted >= rows_above();
   const int64_t at_once = all ? kScanKeys : (wanted + kHands - 1) / kHands;
@@ -164,7 +161,7 @@ Status Tiers::GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor
         const Key key = keys[static_cast<size_t>(i)];
         const char* const value = value_bytes > 0 ? out.values[i] : nullptr;
         const int64_t score = scores_->Score(value, out.meta[i]);
-        if (score <= most_score) candidates->push_back({{score, TieOf(key)}, key});
+        if (score <= most_score) candidates->emplace_back(score, key);
       }
     } while (all && !hand.done);
   }
@@ -172,7 +169,7 @@ Status Tiers::GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor
 }
 
 void Tiers::GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
-                        std::vector<Candidate>* candidates) {
+                        std::vector<EvictionCandidate>* candidates) {
   if (wanted <= 0) return;
   constexpr uint64_t kHashes = uint64_t{1} << (64 - DiskIndex::kPartBits);  // of a part
   // What the hand passes over in each part, which may begin anew.
@@ -192,7 +189,7 @@ void Tiers::GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
         const int64_t score = below_->Score(entry);
         if (score > most_score) return true;
         const Key key = KeyOfDiskHash(entry.hash);
-        candidates->push_back({{score, TieOf(key)}, key});
+        candidates->emplace_back(score, key);
         return true;
       });
     };
@@ -202,7 +199,7 @@ void Tiers::GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
 }
 
 Status Tiers::Gather(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands, uint64_t* hand,
-                     std::vector<Candidate>* candidates) {
+                     std::vector<EvictionCandidate>* candidates) {
   candidates->clear();
   const int64_t above = rows_above(), below = below_->size();
   const double share = std::min(1.0, static_cast<double>(wanted) / static_cast<double>(size()));
@@ -214,21 +211,8 @@ Status Tiers::Gather(int64_t wanted, int64_t most_score, std::vector<Cursor>* ha
   return Status();
 }
 
-// The keys of the lowest `most` candidates, and of no others. A row that is above and below has
-// been met twice, perhaps.
-std::vector<Key> Tiers::Lowest(int64_t most, std::vector<Candidate>* candidates) {
-  const auto end = candidates->begin() + std::min(most, static_cast<int64_t>(candidates->size()));
-  std::nth_element(candidates->begin(), end, candidates->end());
-  std::sort(candidates->begin(), end);
-  std::vector<Key> keys;
-  for (auto candidate = candidates->begin(); candidate != end; ++candidate) {
-    if (keys.empty() || keys.back() != candidate->key) keys.push_back(candidate->key);
-  }
-  return keys;
-}
-
 Status Tiers::Evict(int64_t wanted) {
-  std::vector<Candidate> candidates;
+  std::vector<EvictionCandidate> candidates;
   int64_t evicted = 0, removed = 1;
   Status status;
   // Again where the hands met fewer rows, or some twice.
@@ -239,7 +223,7 @@ Status Tiers::Evict(int64_t wanted) {
     passed += some;
     status = Gather(some, INT64_MAX, &evicting_, &evicting_below_, &candidates);
     if (!status.ok()) break;
-    status = RemoveRows(Lowest(left, &candidates), &TableCounters::evicted, &removed);
+    status = RemoveRows(LowestKeys(left, &candidates), &TableCounters::evicted, &removed);
     evicted += removed;
   }
   return status;
@@ -259,10 +243,10 @@ Status Tiers::RemoveExpired(Span<const Key> keys, std::vector<Outcome>* above) {
 
 Status Tiers::SweepExpired(int64_t rows) {
   if (size() == 0) return Status();
-  std::vector<Candidate> candidates;
+  std::vector<EvictionCandidate> candidates;
   DYNEMB_RETURN_IF_ERROR(Gather(rows, INT64_MIN, &sweeping_, &sweeping_below_, &candidates));
   int64_t removed;
-  return RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates),
+  return RemoveRows(LowestKeys(static_cast<int64_t>(candidates.size()), &candidates),
                     &TableCounters::expired, &removed);
 }
 

@@ -61,6 +61,7 @@ class HostTable final : public CacheTable {
   void Clean(Span<const Key> keys) override;
 
   Status RemoveExpired(const Context& context) override;
+  Status SweepExpired(const Context& context, int64_t rows) override;
   Status Clear(const Context& context) override;
   Status Reserve(const Context& context, int64_t rows) override;
 
@@ -87,7 +88,9 @@ class HostTable final : public CacheTable {
   const Segment& SegmentOf(uint64_t hash) const {
     return parts_[BatchOrder::SegmentOf(hash)]->segment;
   }
-  bool evicts() const { return options_.eviction.evicts() && options_.removes_rows; }
+  bool evicts() const {
+    return options_.eviction.evicts() && options_.removes == TableOptions::Removes::kAll;
+  }
   bool expires() const { return options_.eviction.expires(); }
   bool HasExpired(const char* row) const { return expires() && evictor_->HasExpired(row); }
   // Copies a row to row i of `out`, the parts that it has buffers for.

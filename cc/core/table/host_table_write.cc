@@ -287,7 +287,8 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
     });
     if (written.ok()) written = inserted;
   }
-  if (expires() && options_.removes_rows && evictor_->MayHaveExpired() && written.ok()) {
+  if (expires() && options_.removes != TableOptions::Removes::kNone && evictor_->MayHaveExpired() &&
+      written.ok()) {
     written =
         RemoveExpired(context, Evictor::RowsToLookAt(order->distinct(), whole.inserted()), &taken);
   }
@@ -362,11 +363,13 @@ std::vector<int64_t> HostTable::LeaveOut(Span<const Span<const int64_t>> keys, i
   return positions;
 }
 
-Status HostTable::RemoveExpired(const Context& context) {
+Status HostTable::RemoveExpired(const Context& context) { return SweepExpired(context, size()); }
+
+Status HostTable::SweepExpired(const Context& context, int64_t rows) {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context));
   if (!expires() || !evictor_->MayHaveExpired()) return Status();
   RowBudget::Taken taken(options_.budget.get());
-  return OrNoMemory([&] { return RemoveExpired(context, size(), &taken); });
+  return OrNoMemory([&] { return RemoveExpired(context, rows, &taken); });
 }
 
 Status HostTable::RemoveExpired(const Context& context, int64_t rows, RowBudget::Taken* taken) {

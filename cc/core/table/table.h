@@ -126,8 +126,8 @@ struct TablePart {
 struct Cursor : TablePart {
   uint64_t position[2] = {0, 0};
   bool done = false;
-  // Whether rows that have expired and are still there come, too: of a host table, for who removes
-  // its rows (TableOptions::removes_rows).
+  // Whether rows that have expired and are still there come, too: for who removes rows of a table
+  // that lies in one place (TableOptions::removes).
   bool with_expired = false;
 };
 
@@ -353,6 +353,10 @@ class Table : public RowReader, public RowWriter, public RowScanner, public Chan
 
   // Removes all rows that have expired, by an eviction policy, at this moment.
   virtual Status RemoveExpired(const Context&) { return Status(); }
+  // The same of about so many rows, or more, where it goes on the next time.
+  virtual Status SweepExpired(const Context& context, int64_t /*rows*/) {
+    return RemoveExpired(context);
+  }
 
   // Number of rows. Exact when nobody writes. Rows that have expired count until they are removed.
   virtual int64_t size() const = 0;

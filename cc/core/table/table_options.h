@@ -34,10 +34,13 @@ struct TableOptions {
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;
-  // Whether the table removes rows by the policy. False: the policy only says how calls stamp rows,
-  // and which rows have expired; these stay until a call names them. The table is then part of
-  // another one, which removes rows of both.
-  bool removes_rows = true;
+  // Which rows the table removes by the policy, which says in any case how calls stamp rows, and
+  // which have expired. Others than all: the table is a tier of another one, which removes those.
+  enum class Removes : uint8_t {
+    kAll,      // that leave to make room, or have expired
+    kExpired,  // that have expired
+    kNone,     // those that have expired stay until a call names them
+  } removes = Removes::kAll;
   // Whether rows that calls write are marked as dirty (CacheTable). Changes are not tracked then.
   bool marks_dirty = false;
   // The clock of the policy; null: the table has one of its own.

@@ -104,9 +104,10 @@ TEST(ExpiryTest, ExpiredRowsLeaveAndGiveTheirRoomBack) {
   }
   EXPECT_EQ(bounded.table->size(), 1);
   EXPECT_EQ(bounded.table->room(), 19999);
-  // The first key found the table full: one of them made room for it.
-  EXPECT_EQ(bounded.table->counters().expired, 19999);
-  EXPECT_EQ(bounded.table->counters().evicted, 1);
+  // The first key found the table full: one of them made room for it, or was found to have expired.
+  const TableCounters counters = bounded.table->counters();
+  EXPECT_EQ(counters.expired + counters.evicted, 20000);
+  EXPECT_LE(counters.evicted, 1);
 }
 
 // A full table whose rows have expired has room, whatever it does when it is full.

@@ -121,7 +121,9 @@ class GpuTableOfMemory final : public GpuTable {
     bool whole_rows = false;    // they come with scores
   };
 
-  bool evicts() const { return options_.eviction.evicts(); }
+  bool evicts() const {
+    return options_.eviction.evicts() && options_.removes == TableOptions::Removes::kAll;
+  }
   bool expires() const { return options_.eviction.expires(); }
   // Whether a full table goes on.
   bool goes_on() const {
@@ -271,8 +273,8 @@ class GpuTableOfMemory final : public GpuTable {
                         uint64_t last, std::vector<Key>* keys) const;
   Status ExportNext(const Context& context, Cursor* cursor, const RowParts& out,
                     int64_t* rows) const;
-  Status ExportRange(const Context& context, uint64_t first, uint64_t last, const RowParts& out,
-                     int64_t* found) const;
+  Status ExportRange(const Context& context, uint64_t first, uint64_t last, const Expiry& hidden,
+                     const RowParts& out, int64_t* found) const;
 
   std::optional<DeviceGuard> at_end_;  // while all members below give their memory back
   DeviceMemory* const memory_;

@@ -150,7 +150,8 @@ Status GpuTableOfMemory::ExportNext(const Context& context, Cursor* cursor, cons
     const uint64_t first = cursor->position[0];
     const uint64_t until = EndOfSlice(first, last, width);
     int64_t found;
-    DYNEMB_RETURN_IF_ERROR(ExportRange(context, first, until, out, &found));
+    const Expiry hidden = cursor->with_expired ? Expiry() : expiry();
+    DYNEMB_RETURN_IF_ERROR(ExportRange(context, first, until, hidden, out, &found));
     *rows = std::min(found, capacity);
     cursor->position[1] = 1;
     cursor->position[0] = until + 1;
@@ -165,9 +166,10 @@ Status GpuTableOfMemory::ExportNext(const Context& context, Cursor* cursor, cons
   return {};
 }
 
-// Exports the first rows with hashes in [first, last], of `found` in all.
+// Exports the first rows with hashes in [first, last] that are not hidden, of `found` in all.
 Status GpuTableOfMemory::ExportRange(const Context& context, uint64_t first, uint64_t last,
-                                     const RowParts& out, int64_t* found) const {
+                                     const Expiry& hidden, const RowParts& out,
+                                     int64_t* found) const {
   const int64_t capacity = out.keys.size;
   *found = 2 * capacity + 64;
   int64_t room = 0;
@@ -186,7 +188,7 @@ Status GpuTableOfMemory::ExportRange(const Context& context, uint64_t first, uin
     DYNEMB_RETURN_IF_ERROR(FillBytes(context, count, 0, sizeof(*count)));
     DYNEMB_RETURN_IF_ERROR(
         ForEachInRange(context, index_.view(), first, last,
-                       CollectRows{rows_.view(), expiry(), room, hashes, refs, count}));
+                       CollectRows{rows_.view(), hidden, room, hashes, refs, count}));
     DYNEMB_RETURN_IF_ERROR(CopyAny(context, found, count, sizeof(*found)));
     DYNEMB_RETURN_IF_ERROR(Wait(context));
   }

@@ -222,7 +222,7 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
     DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, rows_.capacity(), 0));
   }
   DYNEMB_RETURN_IF_ERROR(written);
-  if (!expires()) return {};
+  if (!expires() || options_.removes == TableOptions::Removes::kNone) return {};
   const Status removed = RemoveSomeExpired(context, expiry, grouped, kInserts);
   // What the call was for has been done; without memory rows leave at another one.
   return removed.code() == Code::kResourceExhausted ? Status() : removed;

@@ -17,6 +17,13 @@
 // times in such a batch may be rounded otherwise than in one that is not divided. The bags of one
 // call are not divided: that is an error (FindBags).
 //
+// Limits. max_rows and the eviction policy are of both tiers together, and hold as those of a
+// table in one place do (TableOptions, Evictor). A call that may insert more rows than there is
+// room for is done in parts: first the keys that have rows, then rows leave, then the others come.
+// A table of up to Evictor::kUnitRows rows evicts the same rows, a larger one the lowest of a
+// sample of its own, of which the host reads the meta; of rows on disk below, it reads them whole.
+// Rows expire in both by one clock, and each tier removes its own.
+//
 // Exports, histograms and restricts read rows where they are; exports come in the order of hashes,
 // which no move changes.
 //
@@ -38,6 +45,8 @@
 #include <memory>
 
 #include "cc/core/base/status.h"
+#include "cc/core/table/evicted_rows.h"
+#include "cc/core/table/row_scores.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/device_memory.h"
@@ -75,9 +84,24 @@ class GpuTieredTable : public GpuTable {
   virtual Status WithAllBelow(const std::function<Status()>& work) = 0;
 };
 
-// An empty table over `below`, which is empty, has the same schema and no limit, and is of the
-// host's memory. kInvalidArgument: options with a limit
-// or an eviction policy; no room for a row.
+// The options of the table below one that has these, which get a clock if they have none: rows
+// expire there by the same one, and nothing else is limited.
+inline TableOptions OptionsBelow(TableOptions* options) {
+  if (options->clock == nullptr) options->clock = std::make_shared<PolicyClock>();
+  TableOptions below;
+  below.missing_value = options->missing_value;
+  if (options->eviction.expires()) {
+    below.eviction.order = EvictionPolicy::Order::kLastWriteTime;  // of which none leave
+    below.eviction.ttl = options->eviction.ttl;
+    below.eviction.unit = options->eviction.unit;
+    below.clock = options->clock;
+    below.evicted = std::make_shared<EvictedRows>(INT64_MAX);
+  }
+  return below;
+}
+
+// An empty table over `below`, which is empty, has the same schema and is of the host's memory.
+// kInvalidArgument: options with max_bytes; no room for a row.
 Status MakeGpuTieredTable(const TableSchema& schema, const TableOptions& options,
                           const GpuBudget& budget, DeviceMemory* memory,
                           std::unique_ptr<Table> below, std::unique_ptr<GpuTieredTable>* table);

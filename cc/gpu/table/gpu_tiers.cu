@@ -113,6 +113,12 @@ Status GpuTiers::Init() {
   of_above.max_bytes = budget_.max_bytes;
   of_above.max_rows = budget_.max_rows;
   of_above.track_changes = false;
+  of_above.on_full = OnFull::kError;
+  of_above.removes = TableOptions::Removes::kExpired;
+  if (expires() && expired_above_ == nullptr) {
+    expired_above_ = std::make_shared<EvictedRows>(INT64_MAX);
+  }
+  of_above.evicted = expired_above_;
   std::unique_ptr<GpuTable> above;
   DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema_, of_above, memory_, &above));
   above_ = std::move(above);
@@ -128,6 +134,7 @@ Status GpuTiers::Init() {
 
 void GpuTiers::SetBelow(std::unique_ptr<Table> below) {
   below_ = std::move(below);
+  expired_before_ = below_->counters().expired;
   mover_.emplace(above_.get(), below_.get(), layout_, memory_, OwnContext(), Below());
 }
 
@@ -251,19 +258,37 @@ Status GpuTiers::KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below
   return {};
 }
 
-Status GpuTiers::MakeResident(const Context& context, const Batch& batch, bool inserts,
-                              bool* fits) {
+Status GpuTiers::MakeResident(const Context& context, const Batch& batch, bool inserts, bool* fits,
+                              bool* within_limit) {
   *fits = true;
+  const bool is_limited = inserts && within_limit != nullptr && options_.max_rows >= 0;
+  if (within_limit != nullptr) *within_limit = true;
   const int64_t most = Entries(batch).most;
   if (most == 0) return {};
   DYNEMB_RETURN_IF_ERROR(Use(context, batch));
-  if (below_->size() == 0 && (!inserts || above_->HasRoom(most))) return {};
+  const bool all_fit = !inserts || above_->HasRoom(most);
+  if (below_->size() == 0 && all_fit && (!is_limited || most <= room())) return {};
   std::vector<Key> missing, from_below;
   DYNEMB_RETURN_IF_ERROR(MissingAbove(context, batch, &missing));
   if (missing.empty()) return {};
   DYNEMB_RETURN_IF_ERROR(KeysBelow(missing, &from_below));
   const auto wanted = static_cast<int64_t>(missing.size());
   const auto brought = static_cast<int64_t>(from_below.size());
+  if (inserts && expires() && brought < wanted) {
+    std::vector<Key> unseen;  // both are in the same order
+    for (size_t i = 0, next = 0; i < missing.size(); ++i) {
+      const bool is_below = next < from_below.size() && from_below[next] == missing[i];
+      if (is_below)
+        ++next;
+      else
+        unseen.push_back(missing[i]);
+    }
+    DYNEMB_RETURN_IF_ERROR(RemoveUnseen(unseen));
+  }
+  if (is_limited && wanted - brought > room()) {
+    *within_limit = false;
+    return {};
+  }
   return Uncounted([&]() -> Status {
     DYNEMB_RETURN_IF_ERROR(MakeRoom(inserts ? wanted : brought, fits));
     if (!*fits) return {};
@@ -288,6 +313,9 @@ Status GpuTiers::MakeRoom(int64_t rows, bool* made) {
   int64_t left;
   DYNEMB_RETURN_IF_ERROR(Leave(least, least + ahead, &left));
   *made = left >= least;
+  if (*made || !expires()) return {};
+  DYNEMB_RETURN_IF_ERROR(above_->RemoveExpired(OwnContext()));  // which do not move
+  *made = rows <= above_->room();
   return {};
 }
 
@@ -365,11 +393,12 @@ Status GpuTiers::AllDown() {
   });
 }
 
-template <typename F>
-Status GpuTiers::Uncounted(const F& move) {
+Status GpuTiers::Uncounted(const std::function<Status()>& move) {
   const TableCounters before = above_->counters();
   const Status status = OrNoMemory(move);
-  own_.Add(above_->counters());
+  TableCounters moved = above_->counters();
+  moved.expired = before.expired;
+  own_.Add(moved);
   own_.Add(before, -1);
   return status;
 }
@@ -377,6 +406,7 @@ Status GpuTiers::Uncounted(const F& move) {
 TableCounters GpuTiers::counters() const {
   TableCounters counters = above_->counters();
   counters.Add(own_, -1);
+  counters.expired += below_->counters().expired - expired_before_;
   return counters;
 }
 
@@ -482,26 +512,30 @@ Status GpuTiers::Clear(const Context& context) {
   DYNEMB_RETURN_IF_ERROR(above_->Clear(context));
   DYNEMB_RETURN_IF_ERROR(below_->Clear(Below()));
   own_.erased -= rows_below;
-  hand_ = Cursor();
+  hand_ = evicting_above_ = evicting_below_ = Cursor();
   scratch_.Free();
   return {};
 }
 
 Status GpuTiers::PrepareSchema(const TableSchema& schema, Next* next) {
+  DYNEMB_RETURN_IF_ERROR(RemoveExpired());
   DYNEMB_RETURN_IF_ERROR(AllDown());
   // The memory of the rows goes to the next ones.
   DYNEMB_RETURN_IF_ERROR(Uncounted([&] { return above_->Clear(OwnContext()); }));
   next->tiers.reset(new GpuTiers(schema, options_, budget_, memory_));
+  next->tiers->expired_above_ = expired_above_;
   DYNEMB_RETURN_IF_ERROR(next->tiers->Init());
   return below_->PrepareMove(Below(), schema, &next->below);
 }
 
 std::unique_ptr<GpuTiers> GpuTiers::TakeNext(Next next) {
+  const TableCounters counted = counters();
   next.tiers->SetBelow(next.below->Run(Below()));
   next.tiers->misses_ = misses_;
   next.tiers->rows_left_ = rows_left_;
   // What was counted goes on.
-  next.tiers->own_.Add(counters(), -1);
+  next.tiers->own_.Add(counted, -1);
+  next.tiers->gone_ = std::move(gone_);
   return std::move(next.tiers);
 }
 

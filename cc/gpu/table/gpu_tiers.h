@@ -1,5 +1,6 @@
 // GpuTiers: the rows of a table that are in a GPU's memory and in the host's, and how they move
-// between the two. See gpu_tiered_table.h for what is where.
+// between the two. See gpu_tiered_table.h for what is where. gpu_tiers_evict.cu has rows leave by
+// the eviction policy.
 #ifndef TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
 #define TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
 
@@ -7,11 +8,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
+#include "cc/core/table/evicted_rows.h"
+#include "cc/core/table/eviction_candidates.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
@@ -37,7 +41,10 @@ class GpuTiers {
 
   // The batch's rows are above, and if it `inserts` there is room for its other keys; they are the
   // ones that have been used last. *fits: false, if there is not so much room above.
-  Status MakeResident(const Context& context, const Batch& batch, bool inserts, bool* fits);
+  // *within_limit, if it is asked for: false, and no row has moved, if so many other keys may be
+  // more than there is room for in both.
+  Status MakeResident(const Context& context, const Batch& batch, bool inserts, bool* fits,
+                      bool* within_limit = nullptr);
   // Calls read(batch, report), of the table above. *found: whether that was all, for no key was
   // missing there, or nothing is below; otherwise the rows are yet to be made resident, and read.
   Status ReadAbove(const Context& context, const Batch& batch, const Report& report,
@@ -63,6 +70,28 @@ class GpuTiers {
   Status EraseBelow(MetaField field, const RowOrder& bound, std::vector<Key>* gone,
                     int64_t* erased);
   Status Clear(const Context& context);
+
+  // Limits, of both tiers together.
+  const TableOptions& options() const { return options_; }
+  bool evicts() const { return options_.eviction.evicts(); }
+  bool expires() const { return options_.eviction.expires(); }
+  int64_t max_rows() const { return options_.max_rows < 0 ? INT64_MAX : options_.max_rows; }
+  // How many more rows there may be; a large number if any number may.
+  int64_t room() const { return options_.max_rows < 0 ? INT64_MAX : max_rows() - size(); }
+  // Which of these distinct keys have a row. Those that have expired leave.
+  Status FindRows(Span<const Key> keys, std::vector<bool>* found);
+  // Removes so many rows, or all: the lowest of some, as Evictor has them leave. Up to
+  // Evictor::kUnitRows rows these are the lowest of all; otherwise of so many of those above and
+  // below, where a hand each comes by, as the tiers have of the table.
+  Status Evict(int64_t wanted);
+  // Removes all rows that have expired.
+  Status RemoveExpired();
+  // After a call that has written so many keys: the table above has removed some of its own, which
+  // are done likewise below.
+  Status SweepExpiredBelow(int64_t written, bool inserts);
+  void CountDeclined(int64_t keys) { own_.declined -= keys; }
+  // Keys whose rows have left by the policy, since the last time. std::bad_alloc.
+  std::vector<Key> TakeGone();
 
   // The tiers with another schema, as far as they can be made before; all rows must be below.
   struct Next {
@@ -111,9 +140,17 @@ class GpuTiers {
   Status MakeRoom(int64_t rows, bool* made);
   Status Leave(int64_t least, int64_t most, int64_t* left);
   Status LongestUnused(int64_t most, std::vector<Key>* keys, int64_t* passed);
-  // Calls move(), and leaves what it counts above out of counters().
-  template <typename F>
-  Status Uncounted(const F& move);
+  // Removes what has expired of distinct keys of which no row is to be seen.
+  Status RemoveUnseen(Span<const Key> keys);
+  // Removes the rows of distinct keys, which are evicted.
+  Status RemoveRows(const std::vector<Key>& keys);
+  // Some of a table's rows, where a hand goes on: those that have expired, and the others.
+  Status Gather(const Table& table, int64_t wanted, Cursor* hand, std::set<Key>* expired,
+                std::vector<EvictionCandidate>* candidates) const;
+  // Gives the rows that a tier has removed, for they had expired, to who keeps them.
+  void KeepExpired(EvictedRows* of_tier);
+  // Calls move(), and leaves what it counts above out of counters(), but for rows that expired.
+  Status Uncounted(const std::function<Status()>& move);
   RowParts PartsOf(HostRows* rows, int64_t count) const;
   // Calls visit(keys of some rows, their meta).
   template <typename Visit>
@@ -123,6 +160,8 @@ class GpuTiers {
   const RowLayout layout_;
   const TableOptions options_;
   const GpuBudget budget_;
+  // Rows that have expired above, which the table above removes; those below go to its evicted().
+  std::shared_ptr<EvictedRows> expired_above_;
   DeviceMemory* const memory_;
   std::shared_ptr<GpuTable> above_;
   std::unique_ptr<HostAccess> above_of_host_;  // the same table, for the tiers' own calls
@@ -134,8 +173,11 @@ class GpuTiers {
   DeviceBuffer last_use_;
   int use_shift_ = 0;
   uint32_t now_ = 0;
-  Cursor hand_;  // where Leave goes on
+  Cursor hand_;                             // where Leave goes on
+  Cursor evicting_above_, evicting_below_;  // where Evict does
+  std::vector<Key> gone_;
   TableCounters own_;
+  int64_t expired_before_ = 0;  // as `below_` had counted when it came here
   int64_t misses_ = 0, rows_left_ = 0;
 };
 

@@ -100,6 +100,7 @@ class Twins {
     Move(memory_->context(), schema, &tiered_);
     Move(OneThread(), schema, &host_);
   }
+  Table* table() const { return tiered_.get(); }
   TieredTable* tiered() const { return static_cast<TieredTable*>(tiered_.get()); }
   Table* host() const { return host_.get(); }
   int64_t step() const { return step_; }
