@@ -2,12 +2,12 @@
 // tiers alone.
 #include <algorithm>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cc/core/storage/testing/limited.h"
 #include "cc/core/storage/testing/opened.h"
 #include "cc/core/storage/testing/tiered_harness.h"
 #include "cc/core/storage/testing/twins.h"
@@ -24,21 +24,6 @@ Status MakeBoundedTable(const TableSchema& schema, const TableOptions& options,
 }
 
 namespace {
-
-// Keys and values of what has left since the last time, in an order of its own.
-using Gone = std::multiset<std::pair<Key, std::string>>;
-Gone TakeFrom(const Table& table) {
-  int64_t dropped;
-  const KeptRows rows = table.evicted()->Take(&dropped);
-  EXPECT_EQ(dropped, 0);
-  Gone gone;
-  for (int64_t i = 0; i < rows.size(); ++i) {
-    const auto value = rows.values.begin() + static_cast<std::ptrdiff_t>(i * rows.value_bytes());
-    gone.emplace(rows.keys[static_cast<size_t>(i)],
-                 std::string(value, value + static_cast<std::ptrdiff_t>(rows.value_bytes())));
-  }
-  return gone;
-}
 
 TableOptions KeepingOptions(int64_t max_rows, const std::string& policy, OnFull on_full) {
   TableOptions options = Options(max_rows, policy, on_full);
@@ -296,8 +281,6 @@ TEST(BoundedStorageTest, RestrictsRowsThatHaveNotExpired) {
   EXPECT_EQ(counters.erased, 70);
 }
 
-// After an error of the disk, rows that had to leave may have left; what is there is whole, what is
-// counted adds up, and the call can be made again.
 TEST(BoundedStorageTest, GoesOnAfterFaults) {
   for (const std::string policy : {"lru", "lfu ttl 12"}) {
     for (int64_t nth = 0; nth < 20; ++nth) {
@@ -306,35 +289,7 @@ TEST(BoundedStorageTest, GoesOnAfterFaults) {
       const auto files = std::make_shared<MemoryFileSystem>();
       std::unique_ptr<Table> table;
       ASSERT_OK(MakeTieredTableOn(files, TwinSchema(2, "", options), 30, &table, options));
-      const Caller call(table.get(), HostTestMemory());
-      std::mt19937_64 random(4);
-      int64_t now = 0;
-      const auto write = [&](int calls, bool may_fail) {
-        for (int i = 0; i < calls; ++i) {
-          Keys keys(40);
-          Floats values;
-          for (Key& key : keys) {
-            key = static_cast<Key>(random() % 500);
-            values.insert(values.end(), 2, static_cast<float>(key));
-          }
-          const Status status = call.Upsert(keys, values, {++now});
-          if (!may_fail) ASSERT_OK(status);
-          ASSERT_LE(table->size(), 150);
-        }
-      };
-      write(40, false);
-      Fault fault;
-      fault.code = Code::kInternal;
-      files->Inject(nth, fault);
-      write(30, true);
-      files->Heal();
-      write(40, false);
-      const TableCounters counters = table->counters();
-      EXPECT_EQ(counters.inserted - counters.erased - counters.evicted - counters.expired,
-                table->size());
-      for (const auto& [key, row] : call.Export()) {
-        EXPECT_EQ(Numbers<float>(row.value), Floats(2, static_cast<float>(key)));
-      }
+      WriteWhileFilesFail(table.get(), 150, HostTestMemory(), files.get(), nth);
     }
   }
 }

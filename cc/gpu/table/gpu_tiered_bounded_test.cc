@@ -2,12 +2,12 @@
 // is so of these tiers alone.
 #include <algorithm>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cc/core/storage/testing/limited.h"
 #include "cc/core/storage/testing/tiered_harness.h"
 #include "cc/core/storage/testing/twins.h"
 #include "cc/core/table/evicted_rows.h"
@@ -23,13 +23,13 @@ namespace {
 
 // With so many rows above, and if there is to be a disk, so many in host memory.
 Status MakeTiered(const TableSchema& schema, TableOptions options, int64_t rows_above,
-                  std::unique_ptr<GpuTieredTable>* table, int64_t rows_in_memory = -1) {
+                  std::unique_ptr<GpuTieredTable>* table, int64_t rows_in_memory = -1,
+                  std::shared_ptr<MemoryFileSystem> files = std::make_shared<MemoryFileSystem>()) {
   std::unique_ptr<Table> below;
   const TableOptions of_below = OptionsBelow(&options);
-  DYNEMB_RETURN_IF_ERROR(rows_in_memory < 0
-                             ? MakeHostTable(schema, of_below, &below)
-                             : MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), schema,
-                                                 rows_in_memory, &below, of_below));
+  DYNEMB_RETURN_IF_ERROR(rows_in_memory < 0 ? MakeHostTable(schema, of_below, &below)
+                                            : MakeTieredTableOn(std::move(files), schema,
+                                                                rows_in_memory, &below, of_below));
   GpuBudget budget;
   budget.max_rows = rows_above;
   return MakeGpuTieredTable(schema, options, budget, DeviceMemoryForTests(), std::move(below),
@@ -48,21 +48,6 @@ Status MakeBoundedTable(const TableSchema& schema, const TableOptions& options,
 }
 
 namespace {
-
-// Keys and values of what has left since the last time, in an order of its own.
-using Gone = std::multiset<std::pair<Key, std::string>>;
-Gone TakeFrom(const Table& table) {
-  int64_t dropped;
-  const KeptRows rows = table.evicted()->Take(&dropped);
-  EXPECT_EQ(dropped, 0);
-  Gone gone;
-  for (int64_t i = 0; i < rows.size(); ++i) {
-    const auto value = rows.values.begin() + static_cast<std::ptrdiff_t>(i * rows.value_bytes());
-    gone.emplace(rows.keys[static_cast<size_t>(i)],
-                 std::string(value, value + static_cast<std::ptrdiff_t>(rows.value_bytes())));
-  }
-  return gone;
-}
 
 // With so many rows above, and its twin of host memory, which both keep what leaves.
 Twins MakeTwins(const TableSchema& schema, TableOptions options, int64_t above,
@@ -180,51 +165,16 @@ TEST(BoundedGpuTieredTable, MemoryHasAnEnd) {
   }
 }
 
-// After an error of the disk below, what is there is whole, and what is counted adds up.
 TEST(BoundedGpuTieredTable, GoesOnAfterFaultsOfTheDisk) {
   for (const std::string policy : {"lru", "lfu ttl 12"}) {
     for (int64_t nth = 0; nth < 20; ++nth) {
       SCOPED_TRACE(StrCat(policy, ", operation ", nth));
       TableOptions options = Options(150, policy);
       options.evicted = std::make_shared<EvictedRows>(1'000'000);
-      const TableSchema schema = TwinSchema(2, "", options);
       const auto files = std::make_shared<MemoryFileSystem>();
-      std::unique_ptr<Table> below;
-      ASSERT_OK(MakeTieredTableOn(files, schema, 30, &below, OptionsBelow(&options)));
-      GpuBudget budget;
-      budget.max_rows = 40;
       std::unique_ptr<GpuTieredTable> table;
-      ASSERT_OK(MakeGpuTieredTable(schema, options, budget, DeviceMemoryForTests(),
-                                   std::move(below), &table));
-      const Caller call(table.get(), TestMemoryForTests());
-      std::mt19937_64 random(4);
-      int64_t now = 0;
-      const auto write = [&](int calls, bool may_fail) {
-        for (int i = 0; i < calls; ++i) {
-          Keys keys(40);
-          Floats values;
-          for (Key& key : keys) {
-            key = static_cast<Key>(random() % 500);
-            values.insert(values.end(), 2, static_cast<float>(key));
-          }
-          const Status status = call.Upsert(keys, values, {++now});
-          if (!may_fail) ASSERT_OK(status);
-          ASSERT_LE(table->size(), 150);
-        }
-      };
-      write(30, false);
-      Fault fault;
-      fault.code = Code::kInternal;
-      files->Inject(nth, fault);
-      write(20, true);
-      files->Heal();
-      write(30, false);
-      const TableCounters counters = table->counters();
-      EXPECT_EQ(counters.inserted - counters.erased - counters.evicted - counters.expired,
-                table->size());
-      for (const auto& [key, row] : call.Export()) {
-        EXPECT_EQ(Numbers<float>(row.value), Floats(2, static_cast<float>(key)));
-      }
+      ASSERT_OK(MakeTiered(TwinSchema(2, "", options), options, 40, &table, 30, files));
+      WriteWhileFilesFail(table.get(), 150, TestMemoryForTests(), files.get(), nth);
     }
   }
 }
