@@ -300,6 +300,30 @@ def test_what_was_flushed_is_there_again(tmp_path):
     assert rows_of(table) == rows_of(other)
 
 
+def test_more_rows_than_a_lower_limit(tmp_path):
+    """Of a folder that is opened again: without a policy it is refused, with one the oldest leave."""
+
+    def opened(**limits):
+        storage = [DeviceMemory(SMALL), HostMemory(60_000), Disk(str(tmp_path / "users"))]
+        return make(storage, **limits)
+
+    table = opened(max_rows=1000, eviction=policies.LRU())
+    for first in range(0, 1000, 250):
+        table.upsert(tf.range(first, first + 250, dtype=tf.int64), tf.ones([250, 4]))
+    table.flush(step=1)
+    del table
+    gc.collect()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="1000 rows, got a table of at most 500"):
+        opened(max_rows=500)
+    gc.collect()
+    table = opened(max_rows=500, eviction=policies.LRU(), keep_evicted=1000)
+    assert sorted(values_of(table)) == list(range(500, 1000))
+    keys, _, dropped = table.take_evicted()
+    assert sorted(keys.numpy()) == list(range(500)) and dropped == 0
+    table.upsert(tf.constant([5000], tf.int64), tf.ones([1, 4]))
+    assert len(values_of(table)) == 500 and metrics_of(table)["evicted"] == 501
+
+
 def test_metrics_of_three_tiers(tmp_path):
     table = make([DeviceMemory(SMALL), HostMemory(60_000), Disk(str(tmp_path / "users"))])
     table.upsert(tf.range(KEYS, dtype=tf.int64), tf.zeros([KEYS, 4]))

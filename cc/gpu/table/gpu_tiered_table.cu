@@ -112,9 +112,11 @@ class Tiered final : public GpuTieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists, space()));
     std::vector<char> seen;
     if (changes_->tracking() || tiers_->options().max_rows >= 0) {
-      seen.resize(static_cast<size_t>(exists.size));
-      DYNEMB_RETURN_IF_ERROR(CopyAny(context, seen.data(), exists.data, exists.size));
-      DYNEMB_RETURN_IF_ERROR(Wait(context));
+      DYNEMB_RETURN_IF_ERROR(OrNoMemory([&]() -> Status {
+        seen.resize(static_cast<size_t>(exists.size));
+        DYNEMB_RETURN_IF_ERROR(CopyAny(context, seen.data(), exists.data, exists.size));
+        return Wait(context);
+      }));
     }
     const auto changed = [&](int64_t position, Outcome outcome) {
       if (seen.empty()) return IsDone(outcome);  // tracking has begun since
@@ -192,7 +194,6 @@ class Tiered final : public GpuTieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     return InTurn(context, [&]() -> Status {
       DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired());  // of which these are none
-      NoteGone();
       std::vector<Key> gone;
       const bool tracking = changes_->tracking();
       const Status status = OrNoMemory(
@@ -246,11 +247,7 @@ class Tiered final : public GpuTieredTable {
 
   Status RemoveExpired(const Context& context) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
-    return InTurn(context, [&] {
-      const Status removed = tiers_->RemoveExpired();
-      NoteGone();
-      return removed;
-    });
+    return InTurn(context, [&] { return tiers_->RemoveExpired(); });
   }
 
   int64_t size() const override {
@@ -272,8 +269,9 @@ class Tiered final : public GpuTieredTable {
   Table* below() const override { return tiers_->below(); }
   Status WithAllBelow(const std::function<Status()>& work) override {
     return Asked([&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(OrNoMemory([&] { return tiers_->AllDown(); }));
-      return work();
+      const Status down = OrNoMemory([&] { return tiers_->AllDown(); });
+      NoteGone();
+      return down.ok() ? work() : down;
     });
   }
   GpuTierStats gpu_tier_stats() const override {
@@ -332,6 +330,7 @@ class Tiered final : public GpuTieredTable {
     const DeviceGuard guard(device_);
     DYNEMB_RETURN_IF_ERROR(order_.Begin(context, true));
     const Status status = OrNoMemory(call);
+    NoteGone();
     const Status ended = order_.End(context, true);
     return status.ok() ? ended : status;
   }
@@ -366,7 +365,6 @@ class Tiered final : public GpuTieredTable {
       // What the call was for has been done; after an error rows leave at another one.
       static_cast<void>(OrNoMemory(
           [&] { return tiers_->SweepExpiredBelow(Entries(batch).most, inserts.missing_keys); }));
-      NoteGone();
       return status;
     });
   }
@@ -382,12 +380,12 @@ class Tiered final : public GpuTieredTable {
     });
     if (!status.ok()) return SayFull(context, batch, report, status);
     if (!within_limit) {
-      return InParts(context, batch, report, changed, op,
-                     [&](Parts* parts) { return WriteWithinLimit(parts, inserts, op); });
+      return InParts(context, batch, report, inserts, changed, op,
+                     [&](Parts* parts) { return WriteWithinLimit(parts, op); });
     }
     if (!fits) {
       // As many keys at a time as there is room for above.
-      return InParts(context, batch, report, changed, op,
+      return InParts(context, batch, report, inserts, changed, op,
                      [&](Parts* parts) { return WriteKeys(parts, parts->all_numbers(), op); });
     }
     status = op(batch, noted);
@@ -460,6 +458,7 @@ class Tiered final : public GpuTieredTable {
 
     const Context& context;
     const Batch& batch;
+    const Inserts& inserts;
     Report full;                     // without misses
     std::vector<Key> keys;           // at the positions that take part
     std::vector<int64_t> positions;  // these
@@ -472,8 +471,9 @@ class Tiered final : public GpuTieredTable {
   // write(&parts) does the call.
   template <typename Changed, typename Op, typename WriteParts>
   Status InParts(const Context& context, const Batch& batch, const Report& report,
-                 const Changed& changed, const Op& op, const WriteParts& write) const {
-    Parts parts = {context, batch, report, {}, {}, {}, {}, {}};
+                 const Inserts& inserts, const Changed& changed, const Op& op,
+                 const WriteParts& write) const {
+    Parts parts = {context, batch, inserts, report, {}, {}, {}, {}, {}};
     parts.full.misses = nullptr;
     const Status begun = OrNoMemory([&]() -> Status {
       const int64_t n = batch.keys.size;
@@ -499,13 +499,15 @@ class Tiered final : public GpuTieredTable {
         ForEach(context, entries.most, ReportFull{entries, Reports(parts.full)}));
     const Status status = OrNoMemory([&] { return write(&parts); });
     if (!status.ok() && !parts.has_begun) return SayFull(context, batch, report, status);
-    const Status declined = ReportDeclined(parts);
+    // Keys that have been declined are no changes.
     if (changes_->tracking() && !std::is_same_v<Changed, NoChange>) {
       Note(context, batch, parts.full, changed);
     }
-    const Status reported = ReportMisses(context, parts.positions, parts.full, report);
-    if (!status.ok()) return status;
-    return declined.ok() ? reported : declined;
+    const Status reported = OrNoMemory([&]() -> Status {
+      DYNEMB_RETURN_IF_ERROR(ReportDeclined(parts));
+      return ReportMisses(context, parts.positions, parts.full, report);
+    });
+    return status.ok() ? reported : status;
   }
 
   // Those of these numbers, as many at a time as there is room for above.
@@ -533,7 +535,8 @@ class Tiered final : public GpuTieredTable {
       const Positions select = {{parts->part.at.data, n, context.space}, parts->part.count};
       const Batch part = {parts->batch.keys, &select};
       bool fits;
-      DYNEMB_RETURN_IF_ERROR(tiers_->MakeResident(context, part, true, &fits));
+      const bool inserts = parts->inserts.missing_keys;
+      DYNEMB_RETURN_IF_ERROR(tiers_->MakeResident(context, part, inserts, &fits));
       if (!fits) {
         std::vector<Key> keys;
         const auto first = static_cast<int64_t>(s) * most;
@@ -554,9 +557,10 @@ class Tiered final : public GpuTieredTable {
   // A call that may insert more rows than there is room for: first the keys that have rows, then
   // room is made, then the others come, or as many as there is room for.
   template <typename Op>
-  Status WriteWithinLimit(Parts* parts, const Inserts& inserts, const Op& op) const {
+  Status WriteWithinLimit(Parts* parts, const Op& op) const {
+    const Inserts& inserts = parts->inserts;
     std::vector<int64_t> others, missing;
-    DYNEMB_RETURN_IF_ERROR(FindMissing(*parts, inserts, &others, &missing));
+    DYNEMB_RETURN_IF_ERROR(FindMissing(*parts, &others, &missing));
     const auto room = [&] { return std::max<int64_t>(tiers_->room(), 0); };
     const auto has_room = [&] { return static_cast<int64_t>(missing.size()) <= room(); };
     if (has_room()) return WriteKeys(parts, parts->all_numbers(), op);
@@ -593,17 +597,16 @@ class Tiered final : public GpuTieredTable {
   }
 
   // Numbers of the keys without a row that get one, and of the others.
-  Status FindMissing(const Parts& parts, const Inserts& inserts, std::vector<int64_t>* others,
+  Status FindMissing(const Parts& parts, std::vector<int64_t>* others,
                      std::vector<int64_t>* missing) const {
+    const std::vector<char>* const seen = parts.inserts.unless_seen;
     std::vector<bool> found, is_new(static_cast<size_t>(parts.distinct->size()));
     DYNEMB_RETURN_IF_ERROR(tiers_->FindRows(parts.distinct->keys(), &found));
     for (size_t j = 0; j < parts.positions.size(); ++j) {
       const auto number = static_cast<size_t>(parts.number(j));
       const auto position = static_cast<size_t>(parts.positions[j]);
       if (found[number]) continue;
-      if (inserts.unless_seen == nullptr || (*inserts.unless_seen)[position] == 0) {
-        is_new[number] = true;
-      }
+      if (seen == nullptr || (*seen)[position] == 0) is_new[number] = true;
     }
     for (size_t number = 0; number < is_new.size(); ++number) {
       (is_new[number] ? missing : others)->push_back(static_cast<int64_t>(number));
@@ -680,8 +683,9 @@ class Tiered final : public GpuTieredTable {
   void NoteGone() const {
     if (!tiers_->evicts() && !tiers_->expires()) return;
     std::vector<Key> gone;
-    const Status taken = OrNoMemory([&] { gone = tiers_->TakeGone(); });
-    if (!taken.ok()) changes_->Forget();
+    bool knows_all = true;
+    const Status taken = OrNoMemory([&] { knows_all = tiers_->TakeGone(&gone); });
+    if (!taken.ok() || !knows_all) changes_->Forget();
     if (gone.empty() || !changes_->tracking()) return;
     Batch batch;
     batch.keys = gone;

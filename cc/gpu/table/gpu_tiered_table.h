@@ -84,17 +84,17 @@ class GpuTieredTable : public GpuTable {
   virtual Status WithAllBelow(const std::function<Status()>& work) = 0;
 };
 
-// The options of the table below one that has these, which get a clock if they have none: rows
-// expire there by the same one, and nothing else is limited.
+// The options of the table below one that has these, which get a clock if they have none: the rows
+// below expire by the same one. They are never more than both may be together, but for what a disk
+// has when it is opened again: of that the limit is the table's below.
 inline TableOptions OptionsBelow(TableOptions* options) {
   if (options->clock == nullptr) options->clock = std::make_shared<PolicyClock>();
-  TableOptions below;
-  below.missing_value = options->missing_value;
-  if (options->eviction.expires()) {
-    below.eviction.order = EvictionPolicy::Order::kLastWriteTime;  // of which none leave
-    below.eviction.ttl = options->eviction.ttl;
-    below.eviction.unit = options->eviction.unit;
-    below.clock = options->clock;
+  TableOptions below = *options;
+  below.track_changes = false;
+  below.on_full = OnFull::kError;
+  below.keep_evicted = 0;
+  below.evicted = nullptr;
+  if (options->eviction.evicts() || options->eviction.expires()) {
     below.evicted = std::make_shared<EvictedRows>(INT64_MAX);
   }
   return below;

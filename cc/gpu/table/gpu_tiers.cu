@@ -134,7 +134,7 @@ Status GpuTiers::Init() {
 
 void GpuTiers::SetBelow(std::unique_ptr<Table> below) {
   below_ = std::move(below);
-  expired_before_ = below_->counters().expired;
+  counted_below_ = below_->counters();
   mover_.emplace(above_.get(), below_.get(), layout_, memory_, OwnContext(), Below());
 }
 
@@ -406,7 +406,9 @@ Status GpuTiers::Uncounted(const std::function<Status()>& move) {
 TableCounters GpuTiers::counters() const {
   TableCounters counters = above_->counters();
   counters.Add(own_, -1);
-  counters.expired += below_->counters().expired - expired_before_;
+  const TableCounters below = below_->counters();
+  counters.expired += below.expired - counted_below_.expired;
+  counters.evicted += below.evicted - counted_below_.evicted;
   return counters;
 }
 
@@ -536,6 +538,7 @@ std::unique_ptr<GpuTiers> GpuTiers::TakeNext(Next next) {
   // What was counted goes on.
   next.tiers->own_.Add(counted, -1);
   next.tiers->gone_ = std::move(gone_);
+  next.tiers->knows_gone_ = knows_gone_;
   return std::move(next.tiers);
 }
 

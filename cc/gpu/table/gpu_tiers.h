@@ -90,8 +90,9 @@ class GpuTiers {
   // are done likewise below.
   Status SweepExpiredBelow(int64_t written, bool inserts);
   void CountDeclined(int64_t keys) { own_.declined -= keys; }
-  // Keys whose rows have left by the policy, since the last time. std::bad_alloc.
-  std::vector<Key> TakeGone();
+  // Keys whose rows have left by the policy, since the last time. False: these are not all of them.
+  // std::bad_alloc.
+  bool TakeGone(std::vector<Key>* gone);
 
   // The tiers with another schema, as far as they can be made before; all rows must be below.
   struct Next {
@@ -175,9 +176,11 @@ class GpuTiers {
   uint32_t now_ = 0;
   Cursor hand_;                             // where Leave goes on
   Cursor evicting_above_, evicting_below_;  // where Evict does
+  int64_t looks_below_ = 0;                 // that SweepExpiredBelow owes
   std::vector<Key> gone_;
+  bool knows_gone_ = true;
   TableCounters own_;
-  int64_t expired_before_ = 0;  // as `below_` had counted when it came here
+  TableCounters counted_below_;  // when `below_` came here
   int64_t misses_ = 0, rows_left_ = 0;
 };
 

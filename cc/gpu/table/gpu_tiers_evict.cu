@@ -57,8 +57,11 @@ Status GpuTiers::RemoveExpired() {
 }
 
 Status GpuTiers::SweepExpiredBelow(int64_t written, bool inserts) {
-  if (!expires() || below_->size() == 0) return {};
-  return below_->SweepExpired(Below(), Evictor::RowsToLookAt(written, inserts ? written : 0));
+  constexpr int64_t kLeast = 4096;
+  if (!expires()) return {};
+  looks_below_ += Evictor::RowsToLookAt(written, inserts ? written : 0);
+  if (looks_below_ < std::min(kLeast, below_->size())) return {};
+  return below_->SweepExpired(Below(), std::exchange(looks_below_, 0));
 }
 
 Status GpuTiers::Gather(const Table& table, int64_t wanted, Cursor* hand, std::set<Key>* expired,
@@ -128,7 +131,8 @@ Status GpuTiers::Evict(int64_t wanted) {
     DYNEMB_RETURN_IF_ERROR(RemoveUnseen(first));
     own_.expired += removed;
     own_.evicted -= removed;
-    leaving -= removed;
+    // Others may have gone with them, which the table above has met.
+    leaving = std::min(leaving - removed, left - (rows - size()));
     DYNEMB_RETURN_IF_ERROR(RemoveRows(LowestKeys(leaving, &candidates)));
     left -= rows - size();
     in_vain = size() < rows ? 0 : in_vain + some;
@@ -171,17 +175,19 @@ void GpuTiers::KeepExpired(EvictedRows* of_tier) {
   if (of_tier == nullptr) return;
   int64_t dropped;
   KeptRows rows = of_tier->Take(&dropped);
-  if (rows.size() == 0) return;
-  gone_.insert(gone_.end(), rows.keys.begin(), rows.keys.end());
+  const Status noted =
+      OrNoMemory([&] { gone_.insert(gone_.end(), rows.keys.begin(), rows.keys.end()); });
+  knows_gone_ = knows_gone_ && noted.ok() && dropped == 0;
   if (options_.evicted == nullptr) return;
   options_.evicted->AddDropped(dropped);
   options_.evicted->Add(std::move(rows));
 }
 
-std::vector<Key> GpuTiers::TakeGone() {
+bool GpuTiers::TakeGone(std::vector<Key>* gone) {
   KeepExpired(expired_above_.get());
   KeepExpired(below_->evicted());
-  return std::exchange(gone_, {});
+  *gone = std::exchange(gone_, {});
+  return std::exchange(knows_gone_, true);
 }
 
 }  // namespace dynemb
