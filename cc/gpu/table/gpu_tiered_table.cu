@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -12,10 +11,9 @@
 #include "cc/core/base/no_memory.h"
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/table/call_checks.h"
-#include "cc/core/table/distinct_keys.h"
-#include "cc/core/table/row_scores.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/admit_rows.h"
+#include "cc/gpu/table/call_in_parts.h"
 #include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/gpu_tiers.h"
@@ -24,8 +22,6 @@
 
 namespace dynemb {
 namespace {
-
-bool IsDone(Outcome outcome) { return outcome == Outcome::kFound || outcome == Outcome::kInserted; }
 
 class Tiered final : public GpuTieredTable {
  public:
@@ -78,7 +74,7 @@ class Tiered final : public GpuTieredTable {
 
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Report& report) override {
-    const Inserts inserts = {update.if_missing == IfMissing::kInsert};
+    const RowInserts inserts = {update.if_missing == IfMissing::kInsert};
     return Call(context, batch, report, inserts, DoneIsChange(),
                 [&](const Batch& part, const Report& of_part) {
                   return tiers_->above()->Apply(context, part, gradients, update, stamp, of_part);
@@ -309,14 +305,6 @@ class Tiered final : public GpuTieredTable {
     std::unique_ptr<Tiered> to;
   };
 
-  // How a call inserts rows.
-  struct Inserts {
-    bool missing_keys = false;
-    // But not at positions where a key was seen.
-    const std::vector<char>* unless_seen = nullptr;
-    const ConstRowParts* whole_rows = nullptr;  // they come with scores
-  };
-
   struct NoChange {
     bool operator()(int64_t, Outcome) const { return false; }
   };
@@ -358,7 +346,7 @@ class Tiered final : public GpuTieredTable {
   // whether that is a change.
   template <typename Changed, typename Op>
   Status Call(const Context& context, const Batch& batch, const Report& report,
-              const Inserts& inserts, const Changed& changed, const Op& op) const {
+              const RowInserts& inserts, const Changed& changed, const Op& op) const {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
     return InTurn(context, [&] {
       const Status status = CallInTurn(context, batch, report, inserts, changed, op);
@@ -370,7 +358,7 @@ class Tiered final : public GpuTieredTable {
   }
   template <typename Changed, typename Op>
   Status CallInTurn(const Context& context, const Batch& batch, const Report& report,
-                    const Inserts& inserts, const Changed& changed, const Op& op) const {
+                    const RowInserts& inserts, const Changed& changed, const Op& op) const {
     const bool notes = changes_->tracking() && !std::is_same_v<Changed, NoChange>;
     bool fits = true, within_limit = true;
     Report noted = report;
@@ -379,20 +367,32 @@ class Tiered final : public GpuTieredTable {
       return tiers_->MakeResident(context, batch, inserts.missing_keys, &fits, &within_limit);
     });
     if (!status.ok()) return SayFull(context, batch, report, status);
-    if (!within_limit) {
-      return InParts(context, batch, report, inserts, changed, op,
-                     [&](Parts* parts) { return WriteWithinLimit(parts, op); });
-    }
-    if (!fits) {
-      // As many keys at a time as there is room for above.
-      return InParts(context, batch, report, inserts, changed, op,
-                     [&](Parts* parts) { return WriteKeys(parts, parts->all_numbers(), op); });
+    if (!within_limit || !fits) {
+      return InParts(context, batch, report, inserts, changed, op, within_limit);
     }
     status = op(batch, noted);
     if (notes && (status.ok() || status.code() == Code::kResourceExhausted)) {
       Note(context, batch, noted, changed);
     }
     return status;
+  }
+
+  template <typename Changed>
+  Status InParts(const Context& context, const Batch& batch, const Report& report,
+                 const RowInserts& inserts, const Changed& changed, const CallInParts::Op& op,
+                 bool within_limit) const {
+    CallInParts call(context, batch, report, inserts, op, tiers_.get(), &scratch_);
+    Status status = OrNoMemory([&] { return call.Begin(); });
+    if (status.ok()) {
+      status = OrNoMemory([&] { return within_limit ? call.WriteAll() : call.WriteWithinLimit(); });
+    }
+    if (!status.ok() && !call.has_begun()) return SayFull(context, batch, report, status);
+    // Keys that have been declined are no changes.
+    if (changes_->tracking() && !std::is_same_v<Changed, NoChange>) {
+      Note(context, batch, call.full_report(), changed);
+    }
+    const Status reported = OrNoMemory([&] { return call.ReportTo(report); });
+    return status.ok() ? reported : status;
   }
 
   // A report that has outcomes.
@@ -428,7 +428,7 @@ class Tiered final : public GpuTieredTable {
       std::vector<int64_t> positions;
       std::vector<Outcome> outcomes;
       DYNEMB_RETURN_IF_ERROR(GpuTiers::ToHost(context, batch, &keys, &positions));
-      DYNEMB_RETURN_IF_ERROR(OutcomesToHost(context, report, &outcomes));
+      DYNEMB_RETURN_IF_ERROR(GpuTiers::OutcomesToHost(context, report, &outcomes));
       Batch of_host;
       of_host.keys = keys;
       changes_->Note(of_host, tiers_->size(), [&](int64_t i) {
@@ -439,246 +439,6 @@ class Tiered final : public GpuTieredTable {
     });
     if (!noted.ok()) changes_->Forget();
   }
-  static Status OutcomesToHost(const Context& context, const Report& report,
-                               std::vector<Outcome>* outcomes) {
-    outcomes->resize(static_cast<size_t>(report.outcomes.size));
-    DYNEMB_RETURN_IF_ERROR(
-        CopyAny(context, outcomes->data(), report.outcomes.data, report.outcomes.size));
-    return Wait(context);
-  }
-
-  // A call that is done in parts, each of some of its distinct keys, at all positions of these.
-  struct Parts {
-    std::vector<int64_t> all_numbers() const {
-      std::vector<int64_t> numbers(static_cast<size_t>(distinct->size()));
-      std::iota(numbers.begin(), numbers.end(), 0);
-      return numbers;
-    }
-    int64_t number(size_t j) const { return distinct->number(static_cast<int64_t>(j)); }
-
-    const Context& context;
-    const Batch& batch;
-    const Inserts& inserts;
-    Report full;                     // without misses
-    std::vector<Key> keys;           // at the positions that take part
-    std::vector<int64_t> positions;  // these
-    std::optional<DistinctKeys> distinct;
-    Positions part;                 // of the call's memory
-    std::vector<int64_t> declined;  // numbers of keys
-    bool has_begun = false;
-  };
-
-  // write(&parts) does the call.
-  template <typename Changed, typename Op, typename WriteParts>
-  Status InParts(const Context& context, const Batch& batch, const Report& report,
-                 const Inserts& inserts, const Changed& changed, const Op& op,
-                 const WriteParts& write) const {
-    Parts parts = {context, batch, inserts, report, {}, {}, {}, {}, {}};
-    parts.full.misses = nullptr;
-    const Status begun = OrNoMemory([&]() -> Status {
-      const int64_t n = batch.keys.size;
-      DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
-          context,
-          Scratch::Bytes<Outcome>(n) + Scratch::Bytes<int64_t>(n) + Scratch::Bytes<int64_t>(1)));
-      Outcome* const own = scratch_.Take<Outcome>(n);
-      int64_t* const at = scratch_.Take<int64_t>(n);
-      int64_t* const count = scratch_.Take<int64_t>(1);
-      if (parts.full.outcomes.empty()) parts.full.outcomes = {own, n, context.space};
-      parts.part = {{at, n, context.space}, count};
-      // What is wrong with the arguments is known before anything is done.
-      DYNEMB_RETURN_IF_ERROR(FillBytes(context, count, 0, sizeof(*count)));
-      const Positions none = {{at, 0, context.space}, count};
-      DYNEMB_RETURN_IF_ERROR(op({batch.keys, &none}, Report()));
-      DYNEMB_RETURN_IF_ERROR(GpuTiers::ToHost(context, batch, &parts.keys, &parts.positions));
-      parts.distinct.emplace(Span<const Key>(parts.keys));
-      return {};
-    });
-    if (!begun.ok()) return SayFull(context, batch, report, begun);
-    const Entries entries(batch);
-    DYNEMB_RETURN_IF_ERROR(
-        ForEach(context, entries.most, ReportFull{entries, Reports(parts.full)}));
-    const Status status = OrNoMemory([&] { return write(&parts); });
-    if (!status.ok() && !parts.has_begun) return SayFull(context, batch, report, status);
-    // Keys that have been declined are no changes.
-    if (changes_->tracking() && !std::is_same_v<Changed, NoChange>) {
-      Note(context, batch, parts.full, changed);
-    }
-    const Status reported = OrNoMemory([&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(ReportDeclined(parts));
-      return ReportMisses(context, parts.positions, parts.full, report);
-    });
-    return status.ok() ? reported : status;
-  }
-
-  // Those of these numbers, as many at a time as there is room for above.
-  template <typename Op>
-  Status WriteKeys(Parts* parts, const std::vector<int64_t>& numbers, const Op& op) const {
-    const Context& context = parts->context;
-    const int64_t most = tiers_->above()->max_rows();
-    const auto all = static_cast<int64_t>(numbers.size());
-    std::vector<int64_t> slice_of(static_cast<size_t>(parts->distinct->size()), -1);
-    std::vector<std::vector<int64_t>> of_slices(static_cast<size_t>((all + most - 1) / most));
-    for (int64_t i = 0; i < all; ++i) {
-      slice_of[static_cast<size_t>(numbers[static_cast<size_t>(i)])] = i / most;
-    }
-    for (size_t j = 0; j < parts->positions.size(); ++j) {
-      const int64_t slice = slice_of[static_cast<size_t>(parts->number(j))];
-      if (slice >= 0) of_slices[static_cast<size_t>(slice)].push_back(parts->positions[j]);
-    }
-    for (size_t s = 0; s < of_slices.size(); ++s) {
-      const std::vector<int64_t>& at = of_slices[s];
-      const auto n = static_cast<int64_t>(at.size());
-      DYNEMB_RETURN_IF_ERROR(CopyAny(context, parts->part.at.data, at.data(),
-                                     n * static_cast<int64_t>(sizeof(int64_t))));
-      DYNEMB_RETURN_IF_ERROR(CopyAny(context, parts->part.count, &n, sizeof(n)));
-      DYNEMB_RETURN_IF_ERROR(Wait(context));
-      const Positions select = {{parts->part.at.data, n, context.space}, parts->part.count};
-      const Batch part = {parts->batch.keys, &select};
-      bool fits;
-      const bool inserts = parts->inserts.missing_keys;
-      DYNEMB_RETURN_IF_ERROR(tiers_->MakeResident(context, part, inserts, &fits));
-      if (!fits) {
-        std::vector<Key> keys;
-        const auto first = static_cast<int64_t>(s) * most;
-        for (int64_t i = first; i < std::min(all, first + most); ++i) {
-          const auto number = static_cast<size_t>(numbers[static_cast<size_t>(i)]);
-          keys.push_back(parts->distinct->keys()[number]);
-        }
-        DYNEMB_RETURN_IF_ERROR(tiers_->AllDown());
-        DYNEMB_RETURN_IF_ERROR(tiers_->BringUp(keys));
-      }
-      const Status done = op(part, parts->full);
-      parts->has_begun = parts->has_begun || done.ok() || done.code() == Code::kResourceExhausted;
-      DYNEMB_RETURN_IF_ERROR(done);
-    }
-    return {};
-  }
-
-  // A call that may insert more rows than there is room for: first the keys that have rows, then
-  // room is made, then the others come, or as many as there is room for.
-  template <typename Op>
-  Status WriteWithinLimit(Parts* parts, const Op& op) const {
-    const Inserts& inserts = parts->inserts;
-    std::vector<int64_t> others, missing;
-    DYNEMB_RETURN_IF_ERROR(FindMissing(*parts, &others, &missing));
-    const auto room = [&] { return std::max<int64_t>(tiers_->room(), 0); };
-    const auto has_room = [&] { return static_cast<int64_t>(missing.size()) <= room(); };
-    if (has_room()) return WriteKeys(parts, parts->all_numbers(), op);
-    // Rows that are put back, as by a restore, are not dropped.
-    const bool evicts = tiers_->evicts(), is_whole = inserts.whole_rows != nullptr;
-    if (!evicts && (tiers_->options().on_full == OnFull::kError || is_whole)) {
-      DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired());
-      if (has_room()) return WriteKeys(parts, parts->all_numbers(), op);
-      return ResourceExhausted("max_rows: got ", missing.size(), " keys without a row, for ",
-                               tiers_->size(), " rows of at most ", tiers_->max_rows(),
-                               "; want a larger max_rows, or an eviction policy");
-    }
-    if (evicts && is_whole) {
-      DYNEMB_RETURN_IF_ERROR(SortByScore(*parts, *inserts.whole_rows, &missing));
-    }
-    DYNEMB_RETURN_IF_ERROR(WriteKeys(parts, others, op));
-    // Whole rows come with scores, and may evict each other: a part of the table at a time.
-    const size_t step =
-        evicts && is_whole ? static_cast<size_t>(tiers_->max_rows() / 16 + 1) : missing.size();
-    for (size_t at = 0; at < missing.size(); at += step) {
-      const size_t end = std::min(missing.size(), at + step);
-      const auto wanted = static_cast<int64_t>(end - at);
-      parts->has_begun = true;
-      if (evicts && wanted > tiers_->room()) {
-        DYNEMB_RETURN_IF_ERROR(tiers_->Evict(wanted - tiers_->room()));
-      }
-      const auto first = missing.begin() + static_cast<std::ptrdiff_t>(at);
-      const auto declined = first + std::min(room(), wanted);
-      DYNEMB_RETURN_IF_ERROR(WriteKeys(parts, {first, declined}, op));
-      parts->declined.insert(parts->declined.end(), declined,
-                             missing.begin() + static_cast<std::ptrdiff_t>(end));
-    }
-    return {};
-  }
-
-  // Numbers of the keys without a row that get one, and of the others.
-  Status FindMissing(const Parts& parts, std::vector<int64_t>* others,
-                     std::vector<int64_t>* missing) const {
-    const std::vector<char>* const seen = parts.inserts.unless_seen;
-    std::vector<bool> found, is_new(static_cast<size_t>(parts.distinct->size()));
-    DYNEMB_RETURN_IF_ERROR(tiers_->FindRows(parts.distinct->keys(), &found));
-    for (size_t j = 0; j < parts.positions.size(); ++j) {
-      const auto number = static_cast<size_t>(parts.number(j));
-      const auto position = static_cast<size_t>(parts.positions[j]);
-      if (found[number]) continue;
-      if (seen == nullptr || (*seen)[position] == 0) is_new[number] = true;
-    }
-    for (size_t number = 0; number < is_new.size(); ++number) {
-      (is_new[number] ? missing : others)->push_back(static_cast<int64_t>(number));
-    }
-    return {};
-  }
-
-  // By the scores that whole rows come with, the lowest first; of several of a key the last counts.
-  Status SortByScore(const Parts& parts, const ConstRowParts& rows,
-                     std::vector<int64_t>* numbers) const {
-    const TableOptions& options = tiers_->options();
-    const RowScores of_rows(options.eviction, layout_, schema_.value_dtype, options.clock);
-    const int64_t n = parts.batch.keys.size;
-    std::vector<char> values, meta;
-    const auto fetch = [&](const ConstRows& from, int64_t bytes, std::vector<char>* to) -> Status {
-      to->resize(static_cast<size_t>(n * bytes));
-      if (bytes == 0) return {};
-      if (from.stride_bytes == bytes)
-        return CopyAny(parts.context, to->data(), from.data, n * bytes);
-      std::vector<int64_t> offsets;
-      DYNEMB_RETURN_IF_ERROR(OffsetsToHost(parts.context, from, &offsets));
-      for (int64_t i = 0; i < n; ++i) {
-        DYNEMB_RETURN_IF_ERROR(CopyAny(parts.context, to->data() + i * bytes,
-                                       from.data + offsets[static_cast<size_t>(i)], bytes));
-      }
-      return {};
-    };
-    const int64_t value_bytes = of_rows.reads_values() ? layout_.value_bytes : 0;
-    DYNEMB_RETURN_IF_ERROR(fetch(rows.values, value_bytes, &values));
-    DYNEMB_RETURN_IF_ERROR(fetch(rows.meta, layout_.meta_bytes, &meta));
-    DYNEMB_RETURN_IF_ERROR(Wait(parts.context));
-    std::vector<int64_t> scores(static_cast<size_t>(parts.distinct->size()));
-    for (size_t j = 0; j < parts.positions.size(); ++j) {
-      const int64_t position = parts.positions[j];
-      scores[static_cast<size_t>(parts.number(j))] = of_rows.Score(
-          values.data() + position * value_bytes, meta.data() + position * layout_.meta_bytes);
-    }
-    std::stable_sort(numbers->begin(), numbers->end(), [&](int64_t a, int64_t b) {
-      return scores[static_cast<size_t>(a)] < scores[static_cast<size_t>(b)];
-    });
-    return {};
-  }
-
-  // Where each record begins.
-  static Status OffsetsToHost(const Context& context, const ConstRows& rows,
-                              std::vector<int64_t>* offsets) {
-    offsets->resize(static_cast<size_t>(rows.count));
-    for (int64_t i = 0; i < rows.count; ++i) {
-      (*offsets)[static_cast<size_t>(i)] = i * rows.stride_bytes;
-    }
-    if (rows.offsets == nullptr) return {};
-    DYNEMB_RETURN_IF_ERROR(CopyAny(context, offsets->data(), rows.offsets,
-                                   rows.count * static_cast<int64_t>(sizeof(int64_t))));
-    return Wait(context);
-  }
-
-  Status ReportDeclined(const Parts& parts) const {
-    if (parts.declined.empty()) return {};
-    tiers_->CountDeclined(static_cast<int64_t>(parts.declined.size()));
-    std::vector<Outcome> outcomes;
-    DYNEMB_RETURN_IF_ERROR(OutcomesToHost(parts.context, parts.full, &outcomes));
-    std::vector<bool> is_declined(static_cast<size_t>(parts.distinct->size()));
-    for (const int64_t number : parts.declined) is_declined[static_cast<size_t>(number)] = true;
-    for (size_t j = 0; j < parts.positions.size(); ++j) {
-      if (!is_declined[static_cast<size_t>(parts.number(j))]) continue;
-      outcomes[static_cast<size_t>(parts.positions[j])] = Outcome::kDeclined;
-    }
-    DYNEMB_RETURN_IF_ERROR(CopyAny(parts.context, parts.full.outcomes.data, outcomes.data(),
-                                   parts.full.outcomes.size));
-    return Wait(parts.context);
-  }
-
   // Notes the rows that have left by the policy.
   void NoteGone() const {
     if (!tiers_->evicts() && !tiers_->expires()) return;
@@ -690,22 +450,6 @@ class Tiered final : public GpuTieredTable {
     Batch batch;
     batch.keys = gone;
     changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
-  }
-
-  static Status ReportMisses(const Context& context, const std::vector<int64_t>& positions,
-                             const Report& full, const Report& report) {
-    if (report.misses == nullptr) return {};
-    std::vector<Outcome> outcomes;
-    DYNEMB_RETURN_IF_ERROR(OutcomesToHost(context, full, &outcomes));
-    std::vector<int64_t> misses;
-    for (const int64_t position : positions) {
-      if (!IsDone(outcomes[static_cast<size_t>(position)])) misses.push_back(position);
-    }
-    const auto n = static_cast<int64_t>(misses.size());
-    DYNEMB_RETURN_IF_ERROR(CopyAny(context, report.misses->at.data, misses.data(),
-                                   n * static_cast<int64_t>(sizeof(int64_t))));
-    DYNEMB_RETURN_IF_ERROR(CopyAny(context, report.misses->count, &n, sizeof(n)));
-    return Wait(context);
   }
 
   // The rows in the order of their hashes, a 64th of these at a time, which no move between the

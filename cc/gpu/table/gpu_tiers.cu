@@ -176,6 +176,11 @@ Status GpuTiers::ToHost(const Context& context, const Batch& batch, std::vector<
   return {};
 }
 
+Status GpuTiers::OutcomesToHost(const Context& context, const Report& report,
+                                std::vector<Outcome>* outcomes) {
+  return CopyToHost(context, report.outcomes.data, report.outcomes.size, outcomes);
+}
+
 Status GpuTiers::Use(const Context& context, const Batch& batch) {
   const Entries entries(batch);
   return ForEach(context, entries.most,

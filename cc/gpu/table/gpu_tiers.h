@@ -57,6 +57,9 @@ class GpuTiers {
   // that lie outside of the batch are left out. Waits for the stream.
   static Status ToHost(const Context& context, const Batch& batch, std::vector<Key>* keys,
                        std::vector<int64_t>* positions);
+  // The outcomes of a report, likewise.
+  static Status OutcomesToHost(const Context& context, const Report& report,
+                               std::vector<Outcome>* outcomes);
 
   // Keys of all rows with hashes in the 64th of them that `part` is, in no order.
   Status KeysOf(int64_t part, std::vector<Key>* keys) const;
