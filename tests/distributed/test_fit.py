@@ -157,7 +157,7 @@ def test_arguments_by_position_and_a_part_to_validate_by(part):
     for name, numbers in histories[1].items():
         np.testing.assert_allclose(histories[0][name], numbers, rtol=TOLERANCE, err_msg=name)
     names = [list(inspect.signature(f).parameters)[1:] for f in (fit, keras.Model.fit)]
-    assert names[0] == [*names[1], "pipeline"]
+    assert names[0] == [*names[1], "pipeline", "stale_rows"]
 
 
 def collection_model(strategy):
