@@ -48,8 +48,9 @@ class DeviceMemory(Tier):
     Raises:
         ValueError: no whole number above 0.
 
-    A table with it has no max_rows that it keeps itself, no max_bytes, no eviction policy, and no
-    Disk(max_bytes), for now. That not one row has room is a tf.errors.InvalidArgumentError.
+    Limits and policies, such as max_rows and eviction, are of all tiers together; max_bytes of the
+    table, and Disk(max_bytes), are refused beside it. That not one row has room is a
+    tf.errors.InvalidArgumentError.
 
     Example:
 
