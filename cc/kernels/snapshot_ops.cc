@@ -171,7 +171,7 @@ class SnapshotWriteOp : public CatchingKernel {
 
     const auto began = std::chrono::steady_clock::now();
     const FileContext core;
-    std::vector<TableResource::EndedEpoch> ended(inputs.size());
+    std::vector<TableResource::EndedEpoch> since(inputs.size()), ended(inputs.size());
     std::vector<TableToSave> tables(inputs.size());
     std::vector<size_t> followed;
     for (size_t t = 0; t < inputs.size(); ++t) {
@@ -186,11 +186,11 @@ class SnapshotWriteOp : public CatchingKernel {
       const bool tracks = inputs[t].resource->options().track_changes;
       if (follow_ || base != 0 || tracks) followed.push_back(t);
       if (base != 0) {
-        const Status known =
-            inputs[t].resource->EpochOf(base, inputs[t].shards, &tables[t].since_epoch);
+        const Status known = inputs[t].resource->EpochOf(base, inputs[t].shards, &since[t]);
         OP_REQUIRES(context, known.ok(),
                     ToTensorFlow(Status(
                         known.code(), StrCat("table '", tables[t].name, "': ", known.message()))));
+        tables[t].since_epoch = *since[t];
       }
     }
     // Before any row is read: what is written from now on is of the next epoch.

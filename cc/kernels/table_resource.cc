@@ -222,9 +222,13 @@ Status TableResource::Reopen(Span<const int32_t> shard_ids, std::vector<Key>* ke
   return Status();
 }
 
-Status TableResource::EpochOf(uint64_t snapshot, const Shards& shards, int64_t* epoch) const {
+Status TableResource::EpochOf(uint64_t snapshot, const Shards& shards, EndedEpoch* epoch) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (shards_.Has(shards) && lineage_.EpochOf(snapshot, epoch)) return Status();
+  int64_t ended;
+  if (shards_.Has(shards) && lineage_.EpochOf(snapshot, &ended)) {
+    *epoch = lineage_.Hold(ended);
+    return Status();
+  }
   return FailedPrecondition(
       "base: the table does not know what has changed since this snapshot; a delta needs one that "
       "was saved of the table, or that it was restored from, with follow=True, and none of a later "
@@ -245,7 +249,7 @@ void TableResource::SetEpochOf(uint64_t snapshot, uint64_t base, const Shards& s
   std::lock_guard<std::mutex> lock(mutex_);
   if (!shards_.Has(shards)) return;
   lineage_.Tracked(snapshot, base, *ended);
-  for (const auto& shard : shards) shard->TrimChanges(lineage_.oldest_epoch());
+  for (const auto& shard : shards) shard->TrimChanges(lineage_.positions());
 }
 
 PoolExecutor::PoolExecutor(OpKernelContext* context)

@@ -116,11 +116,10 @@ class TableResource : public tensorflow::ResourceBase {
   // own, as in Replace.
   void Swap(TableResource* other);
 
-  // The epoch that a snapshot ended, if `shards`, on which the caller works, know the changes
-  // since.
-  Status EpochOf(uint64_t snapshot, const Shards& shards, int64_t* epoch) const;
   // An epoch that a save or a load has ended. Changes since then are kept while it lives.
   using EndedEpoch = std::shared_ptr<const int64_t>;
+  // That of a snapshot, if `shards`, on which the caller works, know the changes since.
+  Status EpochOf(uint64_t snapshot, const Shards& shards, EndedEpoch* epoch);
   // Begins a new epoch in `shards`, on which the caller works.
   Status BeginEpoch(const Context& context, const Shards& shards, EndedEpoch* ended);
   // Notes that a snapshot, a delta of `base` or full, has been saved or loaded as of the end of an

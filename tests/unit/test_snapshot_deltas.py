@@ -14,6 +14,7 @@ from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
+from tf_dynemb import storage as storage_tiers
 from tf_dynemb.table.keras_files import read_rows, write_rows
 
 
@@ -145,6 +146,29 @@ def test_a_table_made_to_track_changes_can_continue_any_snapshot(devices, tmp_pa
     assert changes_of(tmp_path / "of again") == ({1000: 5.0}, {next(iter(model))})
     snapshot.restore([*chain, tmp_path / "of again"], table)
     assert rows_of(table) == rows_of(again)
+
+
+@pytest.mark.parametrize("storage", [False, True])
+def test_a_feed_costs_no_other_chain_its_changes(storage, tmp_path):
+    """Of many generations of the same ids, more than the list holds where each counts."""
+    tiers = [storage_tiers.HostMemory(200_000), storage_tiers.Disk(tmp_path / "disk")]
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros", storage=tiers if storage else None)
+    keys = tf.range(20_000, dtype=tf.int64)
+    table.upsert(keys, tf.zeros([20_000, 1]))
+    base = snapshot.save(tmp_path / "full", {"t": table}, follow=True)
+    with tf_dynemb.serving.Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
+        for number in range(100):
+            hot = keys[:5000] + 1000 * (number % 4)
+            table.upsert(hot, tf.fill([5000, 1], float(number)))
+            publisher.publish()
+    snapshot.save(tmp_path / "delta", {"t": table}, base=base)
+    with snapshot.open(tmp_path / "delta") as reader:
+        changed = np.concatenate([piece.keys for piece in reader.rows()])
+    np.testing.assert_array_equal(np.sort(changed), np.arange(8000))
+    loaded = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    snapshot.restore(tmp_path / "full", {"t": loaded})
+    snapshot.load_delta(tmp_path / "delta", {"t": loaded})
+    assert values_of(loaded) == values_of(table)
 
 
 def test_a_layer_and_its_candidates_track_changes(tmp_path):

@@ -58,7 +58,7 @@ TEST(EvictingDeltas, TheChainHoldsAndMemoryStaysFlat) {
     ASSERT_OK(BeginEpoch(OneThread(), save.shards, &ended));
     ASSERT_OK(SaveTables(OneThread(), &files, "/s", {save}, base.id, &base));
     save.since_epoch = ended;
-    table->TrimChanges(ended);
+    table->TrimChanges({ended});
 
     SnapshotContent changes;
     std::map<std::string, std::vector<Key>> erased;

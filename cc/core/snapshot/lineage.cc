@@ -38,16 +38,16 @@ bool Lineage::EpochOf(uint64_t snapshot, int64_t* epoch) const {
   return false;
 }
 
-int64_t Lineage::oldest_epoch() const {
-  int64_t oldest = kNotTracked;
-  const auto see = [&oldest](int64_t epoch) {
-    if (epoch != kNotTracked && (oldest == kNotTracked || epoch < oldest)) oldest = epoch;
-  };
-  for (const Entry& entry : entries_) see(entry.epoch);
-  for (const auto& held : held_) {
-    if (const auto epoch = held.lock()) see(*epoch);
+std::vector<int64_t> Lineage::positions() const {
+  std::vector<int64_t> epochs;
+  for (const Entry& entry : entries_) {
+    if (entry.epoch != kNotTracked) epochs.push_back(entry.epoch);
   }
-  return oldest;
+  for (const auto& held : held_) {
+    if (const auto epoch = held.lock()) epochs.push_back(*epoch);
+  }
+  std::sort(epochs.begin(), epochs.end());
+  return epochs;
 }
 
 std::shared_ptr<const int64_t> Lineage::Hold(int64_t epoch) {

@@ -29,9 +29,9 @@ class Lineage {
 
   // The epoch that a snapshot ended. False: the changes since it are not known.
   bool EpochOf(uint64_t snapshot, int64_t* epoch) const;
-  // The epoch that the first of them ended whose changes are known, or the first that is held:
-  // changes up to it are of no use any more.
-  int64_t oldest_epoch() const;
+  // The epochs, ascending, that those of them ended whose changes are known, and those that are
+  // held: since these changes may be asked for (ChangeTracker::TrimChanges).
+  std::vector<int64_t> positions() const;
 
   // For a save under way, which ended `epoch` and is Tracked() when all is written: later changes
   // are of use as long as the result lives.

@@ -10,6 +10,7 @@ namespace dynemb {
 namespace {
 
 using Ids = std::vector<uint64_t>;
+using Epochs = std::vector<int64_t>;
 
 int64_t EpochOf(const Lineage& lineage, uint64_t snapshot) {
   int64_t epoch = -2;
@@ -23,7 +24,7 @@ TEST(Lineage, AChainKeepsItsLastTwo) {
     lineage.Tracked(100 + n, 99 + n, static_cast<int64_t>(n));
     EXPECT_EQ(lineage.snapshots(), (Ids{99 + n, 100 + n}));
     EXPECT_EQ(EpochOf(lineage, 100 + n), static_cast<int64_t>(n));
-    EXPECT_EQ(lineage.oldest_epoch(), static_cast<int64_t>(n) - 1);
+    EXPECT_EQ(lineage.positions(), (Epochs{static_cast<int64_t>(n) - 1, static_cast<int64_t>(n)}));
   }
   EXPECT_EQ(EpochOf(lineage, 100), -1);
 }
@@ -51,7 +52,8 @@ TEST(Lineage, DeltasOfOneBaseKeepIt) {
     EXPECT_EQ(lineage.snapshots().back(), n);
     EXPECT_LE(lineage.snapshots().size(), Lineage::kMost);
   }
-  EXPECT_EQ(lineage.oldest_epoch(), 5);
+  EXPECT_EQ(lineage.positions().front(), 5);
+  EXPECT_EQ(lineage.positions().size(), Lineage::kMost);
 }
 
 // Chains of a full snapshot and one delta, one after the other: a full snapshot of which no delta
@@ -73,18 +75,18 @@ TEST(Lineage, TheLeastRecentlyUsedGoFirst) {
 TEST(Lineage, AnEpochIsHeldWhileASaveIsUnderWay) {
   Lineage lineage;
   std::shared_ptr<const int64_t> slow = lineage.Hold(3);
-  EXPECT_EQ(lineage.oldest_epoch(), 3);
+  EXPECT_EQ(lineage.positions(), Epochs{3});
   {
     const auto failed = lineage.Hold(2);
-    EXPECT_EQ(lineage.oldest_epoch(), 2);
+    EXPECT_EQ(lineage.positions(), (Epochs{2, 3}));
   }
   lineage.Tracked(8, 0, 4);
-  EXPECT_EQ(lineage.oldest_epoch(), 3);
+  EXPECT_EQ(lineage.positions(), (Epochs{3, 4}));
   lineage.Tracked(7, 0, *slow);
   slow = nullptr;
-  EXPECT_EQ(lineage.oldest_epoch(), 3);
+  EXPECT_EQ(lineage.positions(), (Epochs{3, 4}));
   lineage.Loaded({});
-  EXPECT_EQ(lineage.oldest_epoch(), Lineage::kNotTracked);
+  EXPECT_EQ(lineage.positions(), Epochs());
 }
 
 TEST(Lineage, OfFullSnapshotsTheLastAreKnown) {
@@ -96,7 +98,7 @@ TEST(Lineage, OfFullSnapshotsTheLastAreKnown) {
 
 TEST(Lineage, WhatWasLoadedIsNoBaseUntilItIsTracked) {
   Lineage lineage;
-  EXPECT_EQ(lineage.oldest_epoch(), Lineage::kNotTracked);
+  EXPECT_EQ(lineage.positions(), Epochs());
   lineage.Tracked(9, 0, 3);
   lineage.Loaded({1, 2});
   EXPECT_EQ(lineage.snapshots(), (Ids{1, 2}));
@@ -105,7 +107,7 @@ TEST(Lineage, WhatWasLoadedIsNoBaseUntilItIsTracked) {
   lineage.Tracked(2, 0, 7);
   EXPECT_EQ(lineage.snapshots(), (Ids{1, 2}));
   EXPECT_EQ(EpochOf(lineage, 2), 7);
-  EXPECT_EQ(lineage.oldest_epoch(), 7);
+  EXPECT_EQ(lineage.positions(), Epochs{7});
   Ids many;
   for (uint64_t n = 1; n <= 100; ++n) many.push_back(n);
   lineage.Loaded(many);

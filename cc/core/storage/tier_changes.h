@@ -68,10 +68,10 @@ class TierChanges {
     }
     return true;
   }
-  void Trim(int64_t through) {
+  void Trim(const std::vector<int64_t>& positions) {
     for (Part& part : parts_) {
       const std::lock_guard<std::mutex> lock(part.mutex);
-      part.log.Trim(through);
+      part.log.Trim(positions);
     }
   }
 

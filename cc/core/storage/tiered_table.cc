@@ -65,9 +65,9 @@ Status Tiered::ChangedKeys(const Context& context, int64_t since, const TablePar
   });
 }
 
-void Tiered::TrimChanges(int64_t through) {
+void Tiered::TrimChanges(const std::vector<int64_t>& positions) {
   const std::shared_lock<FairSharedMutex> lock(mutex_);
-  changes_->Trim(through);
+  changes_->Trim(positions);
 }
 
 Status Tiered::PrepareMove(const Context& context, const TableSchema& schema,

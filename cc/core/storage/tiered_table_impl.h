@@ -78,7 +78,7 @@ class Tiered final : public TieredTable {
   int64_t epoch() const override { return changes_->epoch(); }
   Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
                      std::vector<Key>* keys) const override;
-  void TrimChanges(int64_t through) override;
+  void TrimChanges(const std::vector<int64_t>& positions) override;
 
   Status PrepareMove(const Context& context, const TableSchema& schema,
                      std::unique_ptr<RowMove>* move) override;

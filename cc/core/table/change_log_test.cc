@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -49,10 +50,10 @@ TEST(ChangeLog, ListsWhatWasAddedInLaterEpochs) {
       EXPECT_EQ(Since(log, since), want) << since;
     }
   }
-  log.Trim(4);
+  log.Trim({4});
   EXPECT_FALSE(Known(log, 3));
   EXPECT_EQ(Since(log, 90), added[91]);
-  log.Trim(1000);  // of the current epoch nothing is forgotten
+  log.Trim({1000});  // of the current epoch nothing is forgotten
   EXPECT_EQ(Since(log, 90), added[91]);
   log.Forget();
   EXPECT_FALSE(Known(log, 90));
@@ -88,6 +89,65 @@ TEST(ChangeLog, IsNoLongerThanTwiceTheRows) {
   log.BeginEpoch(21, kRows);
   for (Key key = 0; key < kRows; ++key) log.Add(key, kRows - key);
   EXPECT_EQ(Since(log, 20).size(), size_t{kRows});
+}
+
+// Consumers that ask each at a time of its own: a quick one does not cost the slow ones their
+// chain, and each is told what has changed since it asked and no more.
+TEST(ChangeLog, KeepsASlowConsumersChainBesideAQuickOne) {
+  constexpr int64_t kRows = 1000, kEpochs = 20'000;
+  std::mt19937_64 random(2);
+  ChangeLog log;
+  log.BeginEpoch(1, kRows);
+  const std::vector<int64_t> periods = {1, 7, 300, 5000};
+  std::vector<int64_t> positions(periods.size(), 0);
+  std::vector<std::set<Key>> want(periods.size());  // of each consumer
+  int64_t most_bytes = 0;
+  for (int64_t epoch = 1; epoch < kEpochs; ++epoch) {
+    for (int n = 0; n < 20; ++n) {
+      const Key key = static_cast<Key>(random() % (n < 10 ? 30 : kRows));
+      log.Add(key, kRows);
+      for (auto& keys : want) keys.insert(key);
+    }
+    log.BeginEpoch(epoch + 1, kRows);
+    for (size_t c = 0; c < periods.size(); ++c) {
+      if (epoch % periods[c] != 0) continue;
+      ASSERT_EQ(Since(log, positions[c]), want[c]) << "epoch " << epoch << ", consumer " << c;
+      positions[c] = epoch;
+      want[c].clear();
+    }
+    std::vector<int64_t> sorted = positions;
+    std::sort(sorted.begin(), sorted.end());
+    log.Trim(sorted);
+    most_bytes = std::max(most_bytes, log.memory_bytes());
+  }
+  EXPECT_LE(most_bytes, 2 * (ChangeLog::kLeastKeys + 2 * kRows) * int64_t{sizeof(Key)});
+  log.Trim({positions[0] - 100, positions[0]});
+  EXPECT_FALSE(Known(log, positions[0] - 5000)) << "nobody would ask";
+}
+
+// Without marks a key is listed each time that it is written: epochs that have ended are not lost.
+TEST(ChangeLog, RepetitionsInPastEpochsCostNoChain) {
+  ChangeLog log;
+  for (int64_t epoch = 1; epoch <= 3; ++epoch) {
+    log.BeginEpoch(epoch, 100);
+    for (int64_t n = 0; n < 20 * ChangeLog::kLeastKeys; ++n) log.Add(100 * epoch + n % 50, 100);
+    EXPECT_LE(log.memory_bytes(), 2 * (ChangeLog::kLeastKeys + 200) * int64_t{sizeof(Key)});
+  }
+  EXPECT_EQ(Since(log, 0).size(), 150u);
+}
+
+// Epochs that nobody has asked for, as when saves fail for a time, are merged at once.
+TEST(ChangeLog, ManyEpochsAreMergedInLittleTime) {
+  constexpr int64_t kEpochs = 20'000;
+  ChangeLog log;
+  for (int64_t epoch = 1; epoch <= kEpochs; ++epoch) {
+    log.BeginEpoch(epoch, 1'000'000);
+    for (Key key = 0; key < 50; ++key) log.Add(50 * epoch + key, 1'000'000);
+  }
+  log.BeginEpoch(kEpochs + 1, 1'000'000);
+  log.Trim({0, kEpochs});  // one after the other it would be 10^10 moves
+  EXPECT_EQ(Since(log, 0).size(), size_t{50 * kEpochs});
+  EXPECT_FALSE(Known(log, kEpochs / 2));
 }
 
 }  // namespace

@@ -168,10 +168,10 @@ Status HostTable::ChangedKeys(const Context& context, int64_t since, const Table
   return ChangesNotKnown(since);
 }
 
-void HostTable::TrimChanges(int64_t through) {
+void HostTable::TrimChanges(const std::vector<int64_t>& positions) {
   for (auto& part : parts_) {
     std::unique_lock<FairSharedMutex> lock(part->mutex);
-    part->changes.Trim(through);
+    part->changes.Trim(positions);
   }
 }
 

@@ -113,7 +113,9 @@ class NoMemory final : public Table {
                      std::vector<Key>* keys) const override {
     return table_->ChangedKeys(context, since, part, keys);
   }
-  void TrimChanges(int64_t through) override { table_->TrimChanges(through); }
+  void TrimChanges(const std::vector<int64_t>& positions) override {
+    table_->TrimChanges(positions);
+  }
   Status Clear(const Context& context) override { return table_->Clear(context); }
   Status Reserve(const Context& context, int64_t rows) override {
     return table_->Reserve(context, rows);

@@ -269,13 +269,14 @@ class ChangeTracker {
   // `since`, each once, in no order; a key that has a row now was written, one that has none was
   // erased. ReadRows tells. kFailedPrecondition if that is not known: changes were not tracked
   // then, the table was cleared, TrimChanges was told that nobody would ask, or so many keys have
-  // changed since that all rows are less to copy (host_table.h says how many).
+  // changed since that all rows are less to copy (change_log.h says how many).
   virtual Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
                              std::vector<Key>* keys) const = 0;
 
-  // Forgets the changes of this epoch and those before it, of which nobody will ask any more. The
-  // current epoch stays, whatever `through` is.
-  virtual void TrimChanges(int64_t through) = 0;
+  // Says since which epochs, ascending, changes will be asked for; and since any that is later than
+  // the last of these. What is of no use then is forgotten, but for the current epoch. None:
+  // nothing is.
+  virtual void TrimChanges(const std::vector<int64_t>& positions) = 0;
 };
 
 // What has happened to a table of this process since it was made. Numbers only grow.

@@ -13,12 +13,6 @@
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/histories.h"
 
-#define EXPECT_OK(expression)                       \
-  do {                                              \
-    const Status status_ = (expression);            \
-    EXPECT_TRUE(status_.ok()) << status_.message(); \
-  } while (false)
-
 namespace dynemb {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TableConcurrency);
@@ -434,7 +428,7 @@ class Follower {
   // Brings the copy up to date. Writes that are under way may be in it or not, but none from before
   // is left out.
   void Follow() {
-    const int64_t epoch = BeginEpoch();
+    BeginEpoch();
     if (since_ < 0 || !TakeChanges()) {
       copy_ = call_.Export(400);
       ++full_copies_;
@@ -442,12 +436,14 @@ class Follower {
     }
     // Writes of the epoch before have ended; its own go on.
     std::lock_guard<std::mutex> lock(shared_->mutex);
-    since_ = epoch - 1;
-    int64_t through = since_;
+    since_ = ended_;
+    std::vector<int64_t> positions;
     for (const Follower* follower : shared_->followers) {
-      through = std::min(through, follower->since_);
+      positions.push_back(follower->since_);
+      positions.push_back(follower->ended_);
     }
-    if (through > 0) call_.table()->TrimChanges(through);
+    std::sort(positions.begin(), positions.end());
+    call_.table()->TrimChanges(positions);
   }
 
   const TableContent& copy() const { return copy_; }
@@ -455,10 +451,10 @@ class Follower {
   int64_t changes() const { return changes_; }
 
  private:
-  int64_t BeginEpoch() {
+  void BeginEpoch() {
     std::lock_guard<std::mutex> lock(shared_->mutex);
     EXPECT_OK(call_.BeginEpoch(++shared_->epoch));
-    return shared_->epoch;
+    ended_ = shared_->epoch - 1;
   }
 
   // False: they are not known any more.
@@ -486,7 +482,9 @@ class Follower {
   const Caller& call_;
   Random random_;
   Shared* const shared_;
-  int64_t since_ = -1;  // of another follower: read under the mutex
+  // Since when the copy lacks changes, and since when it will. Of another follower: read under the
+  // mutex.
+  int64_t since_ = -1, ended_ = -1;
   TableContent copy_;
   int64_t full_copies_ = 0, changes_ = 0;
 };

@@ -198,10 +198,10 @@ void CheckChanges(const TableHarness& harness) {
     changes.CompareSince(1000);
     changes.ExpectUnknown(3);
     // Older epochs are forgotten, newer ones stay.
-    changes.tested().table->TrimChanges(6);
+    changes.tested().table->TrimChanges({6});
     changes.ExpectUnknown(5);
     for (const int64_t later : {6, 7, 99, 100}) changes.CompareSince(later);
-    changes.tested().table->TrimChanges(50);
+    changes.tested().table->TrimChanges({50});
     changes.ExpectUnknown(6);
     changes.ExpectUnknown(49);
     for (const int64_t later : {50, 100, 101, 102}) changes.CompareSince(later);
@@ -226,7 +226,7 @@ void CheckEpochs(const TableHarness& harness) {
   ASSERT_OK(t.call.Upsert({1, 2, 3}, {1, 1, 1}));
   EXPECT_EQ(t.table->epoch(), 0);
   for (const int64_t since : {-1, 0, 7}) expect_unknown(since);
-  t.table->TrimChanges(100);
+  t.table->TrimChanges({100});
 
   // The first epoch: nothing has changed. Its number is the caller's.
   ASSERT_OK(t.call.BeginEpoch(int64_t{1} << 40));
@@ -262,12 +262,12 @@ void CheckEpochs(const TableHarness& harness) {
   expect(kFirst - 1, {1, 2, 3, 4, 6});
 
   // Trimming: twice the same, backwards, and ahead of time, which leaves epochs to come alone.
-  t.table->TrimChanges(kFirst);
-  t.table->TrimChanges(kFirst);
-  t.table->TrimChanges(5);
+  t.table->TrimChanges({kFirst});
+  t.table->TrimChanges({kFirst});
+  t.table->TrimChanges({5});
   expect_unknown(kFirst - 1);
   expect(kFirst, {3, 6});
-  t.table->TrimChanges(INT64_MAX);
+  t.table->TrimChanges({INT64_MAX});
   expect_unknown(kFirst + 1);
   ASSERT_OK(t.call.BeginEpoch(kFirst + 4));
   ASSERT_OK(t.call.Erase({6}));
@@ -302,7 +302,7 @@ void CheckManyEpochs(const TableHarness& harness) {
     ASSERT_OK(t.call.ChangedKeys(epoch - 1, &got));
     std::sort(got.begin(), got.end());
     ASSERT_EQ(got, due) << "epoch " << epoch;
-    t.table->TrimChanges(epoch - 1);
+    t.table->TrimChanges({epoch - 1});
   }
 }
 

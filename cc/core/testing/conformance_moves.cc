@@ -128,7 +128,7 @@ void CheckMovedChanges(const TableHarness& harness) {
   expect(9, {2, 5});
   expect(4, {2, 3, 4, 5, 6});
   // What was trimmed before a move is not known after it.
-  t.table->TrimChanges(6);
+  t.table->TrimChanges({6});
   schema = t.table->schema();
   schema.meta.add(MetaField::kScore);
   ASSERT_OK(t.Move(schema));

@@ -42,6 +42,13 @@
     ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
   } while (false)
 
+// Fails a test that gets an error here, and goes on.
+#define EXPECT_OK(expression)                       \
+  do {                                              \
+    const Status status_ = (expression);            \
+    EXPECT_TRUE(status_.ok()) << status_.message(); \
+  } while (false)
+
 namespace dynemb {
 
 // What the program was built with.

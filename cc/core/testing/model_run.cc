@@ -624,8 +624,8 @@ class ModelRun {
   void TrimChanges() {
     SCOPED_TRACE("TrimChanges");
     const int64_t through = reference_->epoch() - 1 - Below(5);
-    table_->TrimChanges(through);
-    reference_->TrimChanges(through);
+    table_->TrimChanges({through});
+    reference_->TrimChanges({through});
   }
 
   void Move(TableSchema schema) {

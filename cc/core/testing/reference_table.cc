@@ -315,9 +315,10 @@ class ReferenceTable final : public Table {
   }
 
   // The current epoch, which is not over, stays.
-  void TrimChanges(int64_t through) override {
+  void TrimChanges(const std::vector<int64_t>& positions) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    through = std::min(through, epoch_ - 1);
+    if (positions.empty()) return;
+    const int64_t through = std::min(positions.front(), epoch_ - 1);
     if (through <= known_since_) return;
     known_since_ = through;
     for (auto change = changed_in_.begin(); change != changed_in_.end();) {

@@ -202,7 +202,9 @@ class SimulatedDeviceTable final : public Table {
     OnHost call(device_, context);
     return call.Run([&] { return table_->ChangedKeys(host_, since, part, keys); });
   }
-  void TrimChanges(int64_t through) override { table_->TrimChanges(through); }
+  void TrimChanges(const std::vector<int64_t>& positions) override {
+    table_->TrimChanges(positions);
+  }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {

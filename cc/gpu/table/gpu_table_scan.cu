@@ -54,9 +54,10 @@ Status GpuTableOfMemory::ChangedKeys(const Context& context, int64_t since, cons
   });
 }
 
-void GpuTableOfMemory::TrimChanges(int64_t through) {
+void GpuTableOfMemory::TrimChanges(const std::vector<int64_t>& positions) {
+  if (positions.empty()) return;
   std::lock_guard<FairSharedMutex> lock(mutex_);
-  erased_.Forget(std::min(through, epoch_ - 1));
+  erased_.Forget(std::min(positions.front(), epoch_ - 1));
 }
 
 Status GpuTableOfMemory::Histogram(const Context& context, MetaField field, const RowOrder& prefix,

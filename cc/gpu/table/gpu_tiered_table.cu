@@ -223,9 +223,9 @@ class Tiered final : public GpuTieredTable {
       return ChangesNotKnown(since);
     });
   }
-  void TrimChanges(int64_t through) override {
+  void TrimChanges(const std::vector<int64_t>& positions) override {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
-    changes_->Trim(through);
+    changes_->Trim(positions);
   }
 
   Status PrepareMove(const Context& context, const TableSchema& schema,

@@ -228,7 +228,9 @@ class HostAccessOfTable final : public HostAccess {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     return table_->ChangedKeys(there_, since, part, keys);
   }
-  void TrimChanges(int64_t through) override { table_->TrimChanges(through); }
+  void TrimChanges(const std::vector<int64_t>& positions) override {
+    table_->TrimChanges(positions);
+  }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {
