@@ -1,8 +1,10 @@
 // What every table does that is bounded by max_bytes. A program that links this defines
 // MakeBoundedTable.
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -108,6 +110,40 @@ TEST(MaxBytesTest, SlotsTakeTheirShare) {
   EXPECT_LE(full.table->memory_bytes(), kBytes);
   for (Key key = 0; full.table->room() > 0; ++key) ASSERT_OK(full.call.Upsert({key}, {1, 1}));
   EXPECT_LE(full.table->memory_bytes(), kBytes);
+}
+
+TEST(MaxBytesTest, ManyThreadsNeverExceedTheBytes) {
+  constexpr int64_t kBytes = 1 << 19;
+  for (const char* policy : {"", "lru"}) {
+    const Bounded bounded(WithinBytes(kBytes, policy, OnFull::kDecline), "sgd");
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937_64 random(static_cast<uint64_t>(t));
+        for (int64_t now = 1; now < 60; ++now) {
+          Keys keys(500);
+          for (Key& key : keys) key = static_cast<Key>(random() % 50'000);
+          const Floats gradients(2 * keys.size(), 1);
+          EXPECT_OK(t % 2 == 0 ? bounded.call->Apply(keys, gradients, UsualRule("sgd"), PlainSgd(),
+                                                     {now, ScoresOf(keys, now)})
+                               : bounded.Upsert(keys, now));
+          if (now % 7 == 0) EXPECT_OK(bounded.call->Erase(keys));
+        }
+      });
+    }
+    std::thread watch([&] {
+      while (!stop) {
+        EXPECT_LE(bounded.table->memory_bytes(), kBytes);
+        EXPECT_GE(bounded.table->room(), 0);
+      }
+    });
+    for (std::thread& thread : threads) thread.join();
+    stop = true;
+    watch.join();
+    EXPECT_GT(bounded.table->size(), bounded.table->max_rows() / 2);
+    EXPECT_LE(bounded.table->size(), bounded.table->max_rows());
+  }
 }
 
 TEST(MaxBytesTest, SharesOfShards) {

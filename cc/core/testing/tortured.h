@@ -1,5 +1,5 @@
 // Tortured: the shards of one table of whole rows, to which threads do at once what can be done,
-// and saves of them, for torture_test.cc and evicting_torture_test.cc.
+// and saves of them, for torture_suite.cc and evicting_torture_suite.cc.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_TORTURED_H_
 #define TF_DYNEMB_CC_CORE_TESTING_TORTURED_H_
 
@@ -9,14 +9,17 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cc/core/snapshot/lineage.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
-#include "cc/core/table/host_table.h"
+#include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
 #include "cc/core/testing/caller.h"
 #include "gtest/gtest.h"
 
@@ -68,16 +71,24 @@ inline void CheckValue(Key key, const float* value) {
   }
 }
 
+// Makes a shard of the table of the program, with its share of the limits: each program has one of
+// its own, and says whether shards have_shares.
+extern const bool kTorturedHaveShares;
+Status MakeTorturedShard(const TableSchema& schema, const TableOptions& options,
+                         std::unique_ptr<Table>* shard);
+
 class Tortured {
  public:
   ~Tortured() { std::filesystem::remove_all(folder_); }
 
-  void Make(const TableSchema& schema, const TableOptions& options) {
+  void Make(const TableSchema& schema, TableOptions options) {
     shards_.clear();
     callers_.clear();
+    lineage_ = Lineage();
+    options.have_shares = kTorturedHaveShares;
     for (const TableOptions& of_shard : OptionsOfShards(options, kShards)) {
       std::unique_ptr<Table> table;
-      ASSERT_OK(MakeHostTable(schema, of_shard, &table));
+      ASSERT_OK(MakeTorturedShard(schema, of_shard, &table));
       shards_.push_back(std::move(table));
       callers_.emplace_back(shards_.back().get(), HostTestMemory());
     }
@@ -152,16 +163,27 @@ class Tortured {
     int64_t epoch = -1;
     TableContent content;
   };
-  void Continue(const std::string& name, Chain* chain) const {
-    int64_t ended;
-    ASSERT_OK(BeginEpoch(HostTestMemory()->context(), Tables(), &ended));
-    Save(name, chain->epoch, chain->id, &chain->id, &chain->content);
-    chain->epoch = ended;
+  void Continue(const std::string& name, Chain* chain) {
+    const uint64_t base = chain->id;
+    std::shared_ptr<const int64_t> ended;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      int64_t epoch;
+      ASSERT_OK(BeginEpoch(HostTestMemory()->context(), Tables(), &epoch));
+      ended = lineage_.Hold(epoch);
+    }
+    Save(name, chain->epoch, base, &chain->id, &chain->content);
+    chain->epoch = *ended;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lineage_.Tracked(chain->id, base, *ended);
+    for (Table* table : Tables()) table->TrimChanges(lineage_.positions());
   }
 
  protected:
   std::vector<std::shared_ptr<Table>> shards_;
   std::vector<Caller> callers_;
+  std::mutex mutex_;
+  Lineage lineage_;  // under the mutex
   const std::string folder_ = StrCat(::testing::TempDir(), "/torture-", getpid());
 };
 

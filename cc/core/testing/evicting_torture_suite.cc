@@ -1,4 +1,4 @@
-// torture_test.cc with tables that have no room for all: sixteen threads train, read, upsert,
+// torture_suite.cc with tables that have no room for all: sixteen threads train, read, upsert,
 // insert rows, erase, have expired rows leave, take what has left, export, save, and save chains of
 // deltas, while rows leave by each policy.
 //
