@@ -49,12 +49,11 @@ Status ReadErasedKeys(const Context& context, const SnapshotReader& reader, int6
   return Status();
 }
 
-Status EraseKeys(const Context& context, Span<const Key> keys, const std::vector<Table*>& shards) {
-  if (keys.size == 0) return Status();
-  Batch batch;
-  batch.keys = keys;
-  for (Table* shard : shards) DYNEMB_RETURN_IF_ERROR(shard->Erase(context, batch, Report()));
-  return Status();
+ChangeBlock ErasedOf(const std::vector<Key>& keys, const TableSchema& schema) {
+  ChangeBlock change;
+  change.schema = &schema;
+  change.erased = keys;
+  return change;
 }
 
 ChangeBlock RowsOf(const SnapshotBlock& block, const TableSchema& schema) {
@@ -89,7 +88,12 @@ Status ApplyBlock(const Context& context, const ChangeBlock& block,
     DYNEMB_RETURN_IF_ERROR(strings->Record(keys, block.strings, context));
     DYNEMB_RETURN_IF_ERROR(KeyStrings::PinGuard::Begin(strings, keys, &pin, context));
   }
-  DYNEMB_RETURN_IF_ERROR(EraseKeys(context, block.erased, shards));
+  if (block.erased.size > 0) {
+    for (Table* shard : shards) {
+      DYNEMB_RETURN_IF_ERROR(shard->Erase(context, {block.erased}, Report()));
+    }
+  }
+  if (keys.size == 0) return Status();
   RowAdapter adapter(*block.schema, to);
   return InsertRows(context, shards, routing, adapter.Adapt(block.rows));
 }
@@ -98,7 +102,8 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
                   const std::vector<Table*>& shards) {
   std::vector<Key> keys;
   DYNEMB_RETURN_IF_ERROR(ReadErasedKeys(context, reader, table, &keys));
-  return EraseKeys(context, keys, shards);
+  const TableSchema& schema = reader.manifest().tables[static_cast<size_t>(table)].schema;
+  return ApplyBlock(context, ErasedOf(keys, schema), nullptr, shards, nullptr);
 }
 
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
@@ -114,7 +119,6 @@ Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const
                            first_row.back(), ", from the partitioner");
   }
   return reader.ForEachBlock(context, blocks, [&](int64_t number, const SnapshotBlock& block) {
-    if (block.rows.keys.size == 0) return Status();
     const ChangeBlock change =
         RowsOf(block, reader.manifest().tables[static_cast<size_t>(block.table)].schema);
     Span<const int32_t> of_block;
@@ -145,9 +149,8 @@ Status TableChanges::ReadRows(const Context& context, const SnapshotReader& read
 
 Status TableChanges::Apply(const Context& context, const std::vector<Table*>& shards,
                            KeyStrings* strings) const {
-  DYNEMB_RETURN_IF_ERROR(EraseKeys(context, erased_, shards));
+  DYNEMB_RETURN_IF_ERROR(ApplyBlock(context, ErasedOf(erased_, schema_), nullptr, shards, strings));
   for (const SnapshotBlock& block : blocks_) {
-    if (block.rows.keys.size == 0) continue;
     DYNEMB_RETURN_IF_ERROR(ApplyBlock(context, RowsOf(block, schema_), nullptr, shards, strings));
   }
   return Status();

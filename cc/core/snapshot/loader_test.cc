@@ -158,6 +158,50 @@ TEST_P(LoaderTest, KeysAreErasedBeforeRowsCome) {
   EXPECT_EQ(Difference({{1, {"a", "", ""}}}, ContentOf(*table.named()[0].shards[1])), "");
 }
 
+// What a follower is sent: rows of values alone, keys that are erased, in any shard; of no folder.
+TEST(ApplyBlockTest, ErasesKeysAndPutsRowsIn) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 2, "adagrad", {MetaField::kLastWriteTime});
+  const TableSchema of_values = MakeSchema(DType::kFloat32, 2);
+  const TableContent before = RandomRows(schema, 300, 5);
+  TableContent sent = RandomRows(of_values, 200, 6), want = before;
+  const TableContent another = RandomRows(of_values, 1, 7);
+  sent[before.begin()->first] = another.begin()->second;  // erased, and comes again
+  std::vector<Key> keys, erased = {before.begin()->first, 1'000'000, 1'000'000};
+  std::string values, initial(8, '\0');
+  FillInitialSlots(schema, initial.data());
+  for (const auto& [key, row] : before) {
+    if (key % 3 == 0) erased.push_back(key);
+  }
+  for (const Key key : erased) want.erase(key);
+  for (const auto& [key, row] : sent) {
+    keys.push_back(key);
+    values += row.value;
+    want[key] = {row.value, initial, ""};
+  }
+  ChangeBlock block;
+  block.schema = &of_values;
+  block.rows.keys = keys;
+  block.rows.values = {values.data(), static_cast<int64_t>(keys.size()), 8};
+  block.erased = erased;
+  for (const int64_t shards : {1, 3}) {
+    MemoryFileSystem files;
+    std::unique_ptr<SnapshotReader> reader;
+    SnapshotPlace place;
+    std::vector<BlockEntry> blocks;
+    const Shards table({{"t", schema, {}, shards}});
+    const std::vector<Table*>& to = table.named()[0].shards;
+    ASSERT_OK(Save(&files, "/s", Shards({{"t", schema, before}})));
+    ASSERT_OK(SnapshotReader::Open(&files, "/s", &reader));
+    ASSERT_OK(reader->List(0, kAll, &place, &blocks));
+    ASSERT_OK(LoadRows(OneThread(), *reader, blocks, nullptr, to, nullptr));
+    ASSERT_OK(ApplyBlock(HostTestMemory()->context(), block, nullptr, to, nullptr));
+    TableContent got;
+    for (const Table* shard : to) got.merge(ContentOf(*shard));
+    for (const auto& [key, row] : sent) got[key].meta.clear();  // as in a new row
+    EXPECT_EQ(Difference(want, got), "");
+  }
+}
+
 TEST_P(LoaderTest, SlotsAreAsTheTableHasThem) {
   const TableSchema with = MakeSchema(DType::kFloat32, 2, "adagrad"),
                     without = MakeSchema(DType::kFloat32, 2);
