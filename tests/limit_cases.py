@@ -10,15 +10,17 @@ import tensorflow as tf
 from table_rows import with_whole_gradients
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Probability, Score, SmallNorm
-from tf_dynemb.policies.eviction import eviction_of
+from tf_dynemb.policies import LFU, LRU, TTL, Custom, MinCount, Probability, Score, SmallNorm
 
 CASES = {
     "LRU": {"eviction": LRU()},
     "LFU": {"eviction": LFU()},
     "LFU with a half-life": {"eviction": LFU(half_life_steps=4)},
+    "LFU with a half-life in seconds": {"eviction": LFU(half_life_seconds=4)},
     "LFU of epochs": {"eviction": LFU(epoch_steps=4)},
+    "LFU, then LRU": {"eviction": [LFU(), LRU()]},
     "TTL": {"eviction": TTL(steps=3), "max_rows": None},
+    "TTL in seconds": {"eviction": TTL(seconds=3), "max_rows": None},
     "LRU and TTL": {"eviction": [LRU(), TTL(steps=3)]},
     "LFU and TTL": {"eviction": [LFU(), TTL(steps=5)]},
     "LFU, then LRU, and TTL": {"eviction": [LFU(), LRU(), TTL(steps=8)]},
@@ -27,6 +29,7 @@ CASES = {
     "Score of a function": {"eviction": Score(lambda keys: keys * 7 % 61)},
     "MinCount": {"eviction": LRU(), "admission": MinCount(3)},
     "Probability": {"eviction": LFU(), "admission": Probability(0.4, seed=3)},
+    "Custom": {"eviction": LRU(), "admission": Custom(lambda keys: keys % 3 > 0)},
 }
 MAX_ROWS, STEPS, BATCH = 60, 25, 40
 _MANY = 1_000  # more than leave
@@ -48,12 +51,14 @@ def make(**options):
 def trains(table, strategy=None):
     """A function of a step's ids, of each replica its own, that trains a table and gives what it read.
 
-    With whole gradients, whose sums any order gets right.
+    With whole gradients, whose sums any order gets right. A step is a second of the table's clock.
     """
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
         optimizer.build([table.handle])
+    seconds = optimizer.iterations
+    table.resource.now = lambda: 10**15 + 1_000_000 * tf.cast(seconds, tf.int64)
 
     def step(ids):
         scores = {"scores": ids * 13 % 47} if table.config.takes_scores else {}
@@ -68,10 +73,8 @@ def trains(table, strategy=None):
 
 
 def bytes_of_rows(table):
-    """Key to the bytes of its row, but for times by the clock."""
-    eviction = eviction_of(table.config.eviction)
-    by_clock = eviction is not None and eviction.unit == "microseconds"
-    keys, *parts = (part.numpy() for part in table.resource.export_rows()[: 3 if by_clock else 4])
+    """Key to the bytes of its row."""
+    keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
     return {key: [part[i].tobytes() for part in parts] for i, key in enumerate(keys.tolist())}
 
 

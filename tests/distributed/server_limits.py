@@ -37,7 +37,7 @@ def train(table):
 
 
 def compare(name):
-    """That both read, keep, lose and count the same, but for times by the clock."""
+    """That both read, keep, lose and count the same."""
     options = CASES[name]
     spread, alone = (make(devices=devices, **options) for devices in (PS, ["/CPU:0"] * len(PS)))
     for got, want in zip(train(spread), train(alone), strict=True):

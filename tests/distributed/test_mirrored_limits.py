@@ -7,14 +7,14 @@ import tensorflow as tf
 from limit_cases import MAX_ROWS
 from replicas import mirrored
 
-from tf_dynemb.policies import LRU, Custom, MinCount
+from tf_dynemb.policies import LRU, MinCount
 
 POLICIES = limit_cases.CASES | {
     "MinCount with a sketch": {
         "eviction": LRU(),
         "admission": MinCount(3, max_candidates=10, sketch_bytes=2**14),
     },
-    "Custom": {"eviction": LRU(), "admission": Custom(lambda keys: keys % 3 > 0)},
+    "max_bytes": {"eviction": LRU(), "max_rows": None, "max_bytes": 60_000},
 }
 
 
@@ -35,7 +35,7 @@ def test_replicas_keep_what_one_keeps(policy):
     spread = train(mirrored(), POLICIES[policy])
     want = limit_cases.state(alone)
     assert limit_cases.state(spread) == want and all(want.values()) and len(want["left"]) > 10
-    assert policy == "TTL" or int(spread.size()) == MAX_ROWS
+    assert "max_rows" in POLICIES[policy] or int(spread.size()) == MAX_ROWS
 
 
 def test_full_replicas_decline_what_one_declines():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import keras
+import limit_cases
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -422,6 +423,24 @@ def test_limits_are_those_of_host_memory(places, limits, in_function):
     assert set(rows) == set(want[1])
     assert counts == want[2]
     assert gone == want[3]
+    for key, row in want[1].items():
+        np.testing.assert_allclose(rows[key], row, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", limit_cases.CASES)
+def test_policies_are_those_of_host_memory(policy):
+    """What is read and kept, and what has left: as on servers, in replicas and in workers."""
+    seen = []
+    for device in ("/GPU:0", "/CPU:0"):
+        table = limit_cases.make(devices=[device], **limit_cases.CASES[policy])
+        step = limit_cases.trains(table)
+        read = [step(tf.constant(ids)).numpy() for ids in limit_cases.batches()]
+        state = limit_cases.state(table)
+        left = [key for key, _ in state.pop("left")]
+        seen.append((read, rows_of(table), [state.pop("rows").keys(), left, state]))
+    (read, rows, decided), want = seen
+    assert decided == want[2] and all(decided[:2]) and len(decided[1]) > 10
+    np.testing.assert_allclose(read, want[0], rtol=1e-6)  # a GPU may round a sum of products once
     for key, row in want[1].items():
         np.testing.assert_allclose(rows[key], row, rtol=1e-6)
 

@@ -375,7 +375,33 @@ def test_layers_collections_and_configs_take_limits(tmp_path):
     assert sizes == {"a": 3, "b": 5}
 
 
-def test_the_number_of_threads_and_of_graphs_does_not_matter():
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_step_has_one_time_for_all_tables(in_function):
+    tables = [
+        tf_dynemb.Variable(dim=1, max_rows=9, eviction=policy)
+        for policy in (LRU(), TTL(seconds=1e6), [LRU(), TTL(seconds=1e6)])
+    ]
+    handles = [table.handle for table in tables]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD())
+    optimizer.build(handles)
+
+    def step():
+        with tf.GradientTape() as tape:
+            rows = [tf_dynemb.embedding_lookup(table, ids(1, 2)) for table in tables]
+            loss = tf.reduce_sum(tf.stack(rows))
+        optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+    step = tf.function(step) if in_function else step
+    seen = []
+    for _ in range(3):
+        step()
+        metas = [table.resource.export_rows()[3].numpy().view(np.int64) for table in tables]
+        (time,) = {time for meta in metas for time in meta[:, 0].tolist()}
+        seen.append(time)
+    assert sorted(set(seen)) == seen
+
+
+def test_a_function_evicts_what_eager_calls_evict():
     def run(function):
         table = tf_dynemb.Variable(dim=2, max_rows=3000, eviction=[LFU(), TTL(steps=40)])
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))

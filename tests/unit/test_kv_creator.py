@@ -7,7 +7,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 from tf_dynemb.compat import tfra as de
-from tf_dynemb.policies import LFU, LRU, MinCount, Score
+from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Score, SmallNorm
 
 
 def memory_of(**arguments) -> int:
@@ -305,6 +305,21 @@ def test_scores_of_a_restrict_policy_and_of_none():
         de.Variable().export_keys_and_scores(1)
     with pytest.raises(ValueError, match="split_size: got 0, want a whole number >= 1"):
         table.export_with_scores(0)
+
+
+def test_scores_are_what_rows_leave_by():
+    """And not the times of rows that may expire, too; rows that leave by their norm have none."""
+    for eviction, want in (
+        ([LFU(), TTL(steps=100)], {1: 1, 2: 2}),
+        ([Score(lambda keys: keys * 7), TTL(seconds=1e6)], {1: 7, 2: 14}),
+    ):
+        table = de.Variable(dim=1, max_rows=4, eviction=eviction)
+        for keys in ([1, 2], [2]):
+            table.upsert(int64(keys), [[0.0]] * len(keys))
+        keys, scores = table.export_keys_and_scores(1)
+        assert dict(zip(keys.numpy(), scores.numpy(), strict=True)) == want
+    with pytest.raises(TypeError, match="its rows have no scores"):
+        de.Variable(max_rows=4, eviction=SmallNorm()).export_keys_and_scores(1)
 
 
 def test_scores_are_saved(tmp_path):

@@ -34,6 +34,11 @@ def layer(capacity=None, **more):
     return dense.embedding_variable, lambda keys: dense(int64(keys))
 
 
+def pooled(capacity=None, **more):
+    sums = sok.DistributedEmbedding("sum", capacity, 2, 1, 5, embedding_initializer="zeros", **more)
+    return sums.embedding_variable, lambda keys: sums(tf.RaggedTensor.from_tensor(int64([keys])))
+
+
 @pytest.mark.parametrize(
     ("make", "more"),
     [
@@ -142,6 +147,19 @@ def test_limits_that_sok_has_no_name_for():
         dynamic(filter_ratio=0.5, admission=MinCount(2))
     with pytest.raises(TypeError, match=r"got \['max_rows'\], which are no arguments"):
         dynamic(max_rows=5)
+
+
+@pytest.mark.parametrize("make", [layer, pooled])
+def test_limits_of_layers_that_sok_has_no_name_for(make):
+    variable, look_up = make(2, eviction=LRU(), max_bytes=2**20, keep_evicted=5, admission=MinCount(2))
+    train(variable, lambda: look_up([1, 2, 2, 3, 3]))
+    assert values_of(variable.table).keys() == {2, 3}  # 1 has occurred once
+    train(variable, lambda: look_up([1]))
+    assert variable.table.take_evicted()[0].numpy().tolist() in ([2], [3])
+    assert variable.table.config.max_bytes == 2**20
+    full, look_up = make(2, on_full="decline")
+    train(full, lambda: look_up([1, 2, 3]))
+    assert len(values_of(full.table)) == 2 and int(full.table.metrics()["declined"]) == 1
 
 
 def test_scores_that_lookups_cannot_give():

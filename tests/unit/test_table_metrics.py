@@ -107,9 +107,11 @@ def test_without_a_number_of_steps_each_epoch_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_histograms_are_those_of_all_rows_where_the_sample_has_them(tmp_path, shards):
-    counting = {"max_rows": 500, "eviction": LFU(), "devices": ["/CPU:0"] * shards}
-    model = model_of(users=counting, movies={})
+@pytest.mark.parametrize("eviction", [LFU(), LFU(epoch_steps=100), [LFU(), LRU()]])
+def test_histograms_are_those_of_all_rows_where_the_sample_has_them(tmp_path, shards, eviction):
+    counting = {"max_rows": 500, "eviction": eviction, "devices": ["/CPU:0"] * shards}
+    decaying = {"max_rows": 500, "eviction": LFU(half_life_steps=9)}
+    model = model_of(users=counting, movies=decaying)
     ids = np.random.default_rng(0).zipf(1.5, 400) % 60
     fit(model, tf_dynemb.keras.TableMetrics(tmp_path), ids)
     written = Written(tmp_path)

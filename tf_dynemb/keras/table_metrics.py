@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_dynemb.base.checks import whole
 from tf_dynemb.base.table import Table
 from tf_dynemb.keras.callbacks import EverySteps, table_of
+from tf_dynemb.policies.eviction import eviction_of
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.variable import Variable
@@ -24,8 +25,8 @@ class TableMetrics(EverySteps):
 
     Of each table scalars, `<name of the table>/<name of the metric>`: all numbers of
     `Variable.metrics()`. And histograms of a sample of rows: `<name>/row_norm`, the L2 norms of the
-    values, and, where rows have a count (`LFU()`, `FrequencyRestrictPolicy`), `<name>/row_count`, how
-    often each was written. The step is the optimizer's iteration.
+    values, and, where rows have a count (`LFU` without a half-life, `FrequencyRestrictPolicy`),
+    `<name>/row_count`, how often each was written. The step is the optimizer's iteration.
 
     The sample has the rows whose keys have the lowest hashes, as many from each shard: about the same
     ids each time. TensorBoard keeps scalars as float32. Of a table that is sharded across workers only
@@ -108,7 +109,7 @@ class TableMetrics(EverySteps):
 
 
 def _sample(table: Table, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Values (n, dim) of about so many rows, and their counts (n,) if they have such a field."""
+    """Values (n, dim) of about so many rows, and how often they were written (n,) if they say it."""
     shards = table.resource.shards
     parts, cursor = [], (0, 0, 0)
     while cursor[0] < shards:
@@ -119,7 +120,10 @@ def _sample(table: Table, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
     # An export goes on into the next shard where one has few rows.
     once = np.unique(keys, return_index=True)[1]
     fields = Schema.parse(schema.numpy().decode()).meta
-    if "count" not in fields:
+    numbers = np.ascontiguousarray(meta).view(np.int64).reshape(len(keys), len(fields))[once]
+    if "count" in fields:
+        return values[once], numbers[:, fields.index("count")]
+    eviction = eviction_of(table.config.eviction)
+    if eviction is None or "score" not in fields:
         return values[once], None
-    numbers = np.ascontiguousarray(meta).view(np.int64).reshape(len(keys), len(fields))
-    return values[once], numbers[once, fields.index("count")]
+    return values[once], eviction.count_of_scores(numbers[:, fields.index("score")])

@@ -93,11 +93,12 @@ def apply_rules(
     agreed = Agreed() if agreed is None else agreed
     groups: dict[tuple[object, ...], list[_Share]] = {}
     rates = _Rates(inner)
+    clocks: dict[str, tf.Tensor] = {}
     for gradient, handle in zip(gradients, handles, strict=True):
         own = handle.optimizer_config or TableOptimizerConfig()
         optimizer = own.optimizer or inner
         common: dict[str, Any] = {
-            "stamp": _stamp(handle.table, inner, agreed),
+            "stamp": _stamp(handle.table, inner, agreed, clocks),
             "rule": rule_of(optimizer, untouched_rows),
             "learning_rate": rates.of(own),
             "weight_decay": _weight_decay(handle, own, optimizer, inner),
@@ -148,9 +149,21 @@ def apply_rules(
     return done
 
 
-def _stamp(table: Table, inner: keras.optimizers.Optimizer, agreed: Agreed) -> tf.Tensor | np.int64:
-    """The time of the step, for the rows of a table."""
-    now = None if table.exchange is None else agreed.now
+def _stamp(
+    table: Table, inner: keras.optimizers.Optimizer, agreed: Agreed, clocks: dict[str, tf.Tensor]
+) -> tf.Tensor | np.int64:
+    """The time of the step, for the rows of a table: of one device's tables the same.
+
+    `clocks` has for each device what its clock has said in this step, and gets what is read now.
+    """
+    now = None
+    if table.exchange is not None:
+        now = agreed.now
+    elif table.reads_clock:
+        host = table.resource.host
+        if host not in clocks:
+            clocks[host] = table.resource.now()
+        now = clocks[host]
     return table._stamp(lambda: tf.cast(inner.iterations, tf.int64) + 1, now)
 
 

@@ -398,6 +398,20 @@ class Eviction:
         fields = {*self._order.meta_fields, *(self._ttl.meta_fields if self._ttl else ())}
         return tuple(field for field in ("used", "count", "score") if field in fields)
 
+    def count_of_scores(self, scores: np.ndarray) -> np.ndarray | None:
+        """How often rows were written that have these scores, int64 (n,); None: scores do not say it."""
+        order, written = self._order, np.maximum(scores, 0)  # NO_SCORE was never written
+        if isinstance(order, _LFUThenLRU):
+            return written >> 40
+        if isinstance(order, LFU) and order.epoch_steps is not None:
+            return written & 0xFFFFFFFF
+        return None
+
+    @property
+    def order_field(self) -> str | None:
+        """The field of a row's meta by which the lowest leave; None: they leave by their values."""
+        return next(iter(self._order.meta_fields), None)
+
     @property
     def unit(self) -> str | None:
         """Of the times that rows are written at: "steps", "microseconds", or None for no times."""

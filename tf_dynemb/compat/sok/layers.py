@@ -112,7 +112,8 @@ class All2AllDenseEmbedding(_SokLayer, core.All2AllDenseEmbedding):
             list, as of TableConfig: in the call that inserts. Or a RestrictPolicy, such as
             tf_dynemb.TimestampRestrictPolicy: after a step that leaves more rows than there may be,
             those that it ranks lowest go, down to 15/16.
-        **kwargs: of keras.layers.Layer: name, trainable, dtype.
+        **kwargs: of keras.layers.Layer: name, trainable, dtype; and max_bytes, on_full, admission and
+            keep_evicted of tf_dynemb.TableConfig, which SOK has not.
 
     Call arguments:
         inputs: of tf_dynemb.All2AllDenseEmbedding.
@@ -170,7 +171,7 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
             embedding_initializer, eviction: of All2AllDenseEmbedding.
         max_nnz: the most keys of a slot of an example.
         max_feature_num: the most keys of an example in all slots, 1 to slot_num * max_nnz. None: that.
-        **kwargs: of keras.layers.Layer.
+        **kwargs: of keras.layers.Layer, and limits, as of All2AllDenseEmbedding.
 
     Call arguments:
         inputs: tf.SparseTensor or tf.RaggedTensor (batch * slot_num, keys): the slots of an example are

@@ -163,15 +163,15 @@ class Variable(CoreVariable):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         whole("split_size", split_size)
         config = self.config
-        eviction = eviction_of(config.eviction)
+        eviction, field = eviction_of(config.eviction), None
         if eviction is not None:
-            field = eviction.meta_fields[0]
+            field = eviction.order_field
         elif config.restrict_policy is not None:
             field = config.restrict_policy.meta_field
-        else:
+        if field is None:
             raise TypeError(
-                f"{self.name}: its rows have no scores; make it with an HkvHashTableCreator or a "
-                "restrict_policy"
+                f"{self.name}: its rows have no scores; make it with an HkvHashTableCreator, a "
+                "restrict_policy, or an eviction by other things than the rows' values"
             )
         keys, values, _, meta, *_, strings = self.resource.export_rows_with_strings(
             name=name, whole_rows=whole_rows
