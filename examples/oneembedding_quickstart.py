@@ -58,7 +58,7 @@ def run(path: pathlib.Path, steps: int = 3) -> list[float]:
     )
 
     # Step 4: the embedding and what uses it. mlp.to("cuda") has nothing to do: TensorFlow places dense
-    # layers itself. Nor has embedding.to("cuda"), which is there: tables live in the host's memory.
+    # layers itself. Nor has embedding.to("cuda"), which is there: store_options say where rows are.
     embedding = one_embedding.MultiTableEmbedding(
         name="my_embedding",
         embedding_dim=embedding_size,

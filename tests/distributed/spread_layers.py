@@ -40,8 +40,12 @@ class Layers(Program):
             dtype=tf.float32,
             key_type=tf.int64,
             tables=[one.make_table(one.make_constant_initializer(value)) for value in (1.0, 2.0)],
-            store_options=one.make_cached_ssd_store_options(1, folder, capacity=1000),
+            # Rows of each process have a path of their own.
+            store_options=one.make_cached_ssd_store_options(
+                1, [os.path.join(folder, f"of_{number}") for number in range(self.count)], capacity=1000
+            ),
         )
+        assert os.path.isdir(os.path.join(folder, f"of_{self.index}", "storage/several/table_1"))
         dynamic = sok.DynamicVariable(2, initializer="ones", name="dynamic")
         made = {
             "squashed": (squashed.trainable_variables, squashed),

@@ -110,7 +110,6 @@ def test_quick_start(tmp_path):
 
     assert oneembedding_quickstart.plain_embedding().shape == (2, 4, 3)
     with warnings.catch_warnings():
-        # Rows are not on an SSD yet, which is said once in a process.
-        warnings.filterwarnings("ignore", "one_embedding: all rows are in the memory of the host")
+        warnings.filterwarnings("ignore", "one_embedding store options")  # of a device, of blocks
         losses = oneembedding_quickstart.run(tmp_path)
     assert np.isfinite(losses).all() and losses[0] > losses[1]

@@ -11,6 +11,7 @@ from table_rows import metrics_of, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import _build_info, policies, snapshot
+from tf_dynemb.compat import one_embedding as oe
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.storage import DeviceMemory, Disk, HostMemory
 from tf_dynemb.table.table_config import TableConfig
@@ -412,3 +413,45 @@ def test_a_config_names_no_gpu():
     config = TableConfig(dim=4, devices=["/GPU:0"], storage=storage)
     assert config.storage == tuple(storage)
     assert TableConfig.from_config(config.get_config()).storage == tuple(storage[1:])
+
+
+def test_stores_of_one_embedding_have_their_caches_in_gpu_memory(tmp_path):
+    """Each kind as its text says, with budgets smaller than the tables; all of them train alike."""
+    stores = {
+        "device": oe.make_device_mem_store_options(tmp_path / "a", capacity=100, size_factor=3),
+        "host": oe.make_cached_host_mem_store_options(0.1, tmp_path / "b", capacity=100, size_factor=3),
+        "ssd": oe.make_cached_ssd_store_options(
+            0.1, tmp_path / "c", size_factor=3, host_cache_budget_mb=0.2
+        ),
+    }
+    tables = [oe.make_table_options(oe.make_normal_initializer(0.0, 0.05)) for _ in range(2)]
+    rows = {}
+    for kind, store in stores.items():
+        embedding = oe.MultiTableEmbedding("e", 8, tf.float32, tf.int64, tables, store, seed=3)
+        optimizer = oe.Optimizer(keras.optimizers.Adam(0.1), [embedding])
+        for number in range(10):
+            ids = tf.constant(np.random.default_rng(number).integers(0, KEYS, (200, 2)))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(embedding(ids) ** 2)
+            weights = embedding.parameters()
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        rows[kind] = [rows_of(table) for table in embedding.tables]
+        for table in embedding.tables:
+            assert table.devices == ["/GPU:0"]
+            metrics = metrics_of(table)
+            if kind == "device":
+                assert "rows_on_device" not in metrics
+                continue
+            assert metrics["bytes_on_device"] <= 0.1 * 2**20 / 2
+            assert 0 < metrics["rows_on_device"] < metrics["rows"] / 2
+            if kind == "ssd":
+                assert metrics["bytes_above"] <= 0.2 * 2**20 / 2 and metrics["rows_below"] > 0
+    assert rows["device"] == rows["host"] == rows["ssd"] and len(rows["ssd"][0]) > 1000
+
+
+def test_stores_of_one_embedding_are_in_host_memory_in_the_scope_of_a_strategy(tmp_path):
+    store = oe.make_cached_ssd_store_options(0.1, tmp_path, size_factor=3)
+    with tf.distribute.OneDeviceStrategy("/CPU:0").scope():
+        embedding = oe.MultiTableEmbedding("e", 8, tf.float32, tf.int64, None, store)
+    (table,) = embedding.tables
+    assert table.devices == ["/CPU:0"] and "rows_on_device" not in metrics_of(table)

@@ -1,16 +1,12 @@
 """Embeddings of tf_dynemb.compat.one_embedding, for the tests of it."""
 
-import warnings
-
 import tensorflow as tf
 
 from tf_dynemb.compat import one_embedding as oe
 
 
 def store_at(path, **options) -> dict:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that rows are in memory
-        return oe.make_device_mem_store_options(path, **{"capacity": 1000} | options)
+    return oe.make_device_mem_store_options(path, **{"capacity": 1000} | options)
 
 
 def tables_of(number: int) -> list[dict]:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from one_embeddings import store_at
+from one_embeddings import embedding_of, store_at
 from table_rows import int64
 
 from tf_dynemb.compat import one_embedding as oe
 from tf_dynemb.compat import options as compat_options
+from tf_dynemb.compat.one_embedding import options as place_options
 from tf_dynemb.policies import LRU, Score
 
 
@@ -89,7 +90,8 @@ BAD = {
     "storage_dim": (lambda: store_at("/p", storage_dim=0), ValueError, "storage_dim: got 0"),
     "block": (lambda: store_at("/p", physical_block_size=1024), ValueError, "1024, want 512 or 4096"),
     "no path": (lambda: store_at(""), ValueError, "persistent_path: got ''"),
-    "paths": (lambda: store_at(["/a", "/b"]), ValueError, "a path per process, of which there is one"),
+    "no paths": (lambda: store_at([]), ValueError, "persistent_path: got .*, want a path, or a list"),
+    "a path twice": (lambda: store_at(["/a", "/b/../a"]), ValueError, "one of its own for each process"),
     "path of a number": (lambda: store_at([3]), ValueError, "persistent_path: got"),
     "device: capacity": (
         lambda: oe.make_device_mem_store_options("/p", None),
@@ -116,15 +118,34 @@ def test_refused(case):
         call()
 
 
-def test_where_rows_are_is_said_once():
+def test_one_process_spreads_rows_over_several_paths(tmp_path):
+    """As one that loads the config of a model of several."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    store = oe.make_cached_ssd_store_options(0.1, paths)
+    first = embedding_of(1, store_options=store)
+    again = type(first).from_config(first.get_config() | {"name": "again"})
+    for name, embedding in (("features", first), ("again", again)):
+        assert embedding.tables[0].config.storage[1].paths == [
+            f"{path}/storage/{name}/table_0" for path in paths
+        ]
+    first.save_snapshot("day")
+    assert (tmp_path / "a/day/MANIFEST").exists()
+
+
+def test_where_rows_are_is_said_once(monkeypatch):
+    monkeypatch.setattr(place_options, "has_gpu", lambda: False)
     compat_options.forget_warnings()
-    with pytest.warns(UserWarning, match="in the memory of the host so far") as caught:
-        oe.make_device_mem_store_options("/p", capacity=5)
-        oe.make_cached_ssd_store_options(1, "/p")
+    stores = [
+        oe.make_device_mem_store_options("/p", 5),
+        oe.make_cached_host_mem_store_options(1, "/p", 5),
+    ]
+    with pytest.warns(UserWarning, match="device has no effect; host memory has it") as caught:
+        for store in stores:
+            embedding_of(store_options=store)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        oe.make_cached_host_mem_store_options(1, ["/p"], 5)
+        embedding_of(store_options=stores[0])
 
 
 def test_each_kind_of_store_can_be_used(tmp_path):

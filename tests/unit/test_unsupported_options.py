@@ -25,7 +25,9 @@ IGNORED = {
     "sok.Variable": lambda: sok.Variable(shape=(2, 2), caching_device="/CPU:0"),
     "sok.DynamicVariable var_type": lambda: sok.DynamicVariable(2, var_type="hbm"),
     "sok.DynamicVariable store": lambda: sok.DynamicVariable(2, max_load_factor=0.5),
-    "one_embedding": lambda: one_embedding.make_device_mem_store_options(**STORE),
+    "one_embedding": lambda: one_embedding.make_device_mem_store_options(
+        **STORE, physical_block_size=512
+    ),
 }
 
 # What a program would compute something else without.

@@ -38,6 +38,11 @@ def device_list(devices: Sequence[str] | str | None) -> list[str]:
     return devices
 
 
+def has_gpu() -> bool:
+    """Whether this process has a GPU."""
+    return bool(_of_this_process(_devices("GPU")))
+
+
 def is_gpu(device: str) -> bool:
     """Whether a device is a GPU."""
     return _spec(device).device_type == "GPU"

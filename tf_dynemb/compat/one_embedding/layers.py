@@ -20,15 +20,14 @@ from tf_dynemb.compat.one_embedding.options import (
     keras_initializer,
     make_normal_initializer,
     make_table_options,
-    persistent_path_of,
-    tiers_of,
+    place_of,
+    snapshot_path_of,
 )
 from tf_dynemb.compat.one_embedding.storage import check_storage
 from tf_dynemb.compat.options import plain_limits
 from tf_dynemb.keras.layers.ids import masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
-from tf_dynemb.storage.tiers import Tier
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.variable import Variable
@@ -45,8 +44,7 @@ class MultiTableEmbedding(keras.layers.Layer):
     in `fit`, eagerly or in tf.function. Each table has its own key space: the same id in two tables is
     two rows. (In OneEmbedding it is one, and ids are to be unique across tables; for such ids both
     agree.) A row is made by the first training step of its id, never by a lookup, and the layer may
-    be called any number of times in a step. Rows are in the memory of the host; with
-    make_cached_ssd_store_options those that were used last, and the others on disk.
+    be called any number of times in a step. Rows are where store_options say.
 
     Args:
         name: of the layer.
@@ -108,7 +106,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         self._dim = sum(dims)
         self._key_type = _key_type(key_type)
         self._padding = _padding(padding_idx, self._key_type)
-        self._persistent_path = persistent_path_of(store_options)
+        self._snapshots = snapshot_path_of(store_options)
         if not is_whole(seed):
             raise ValueError(f"seed: got {seed!r}, want an integer")
         tables_given = tables
@@ -125,9 +123,9 @@ class MultiTableEmbedding(keras.layers.Layer):
         self._table_names = tuple(f"table_{number}" for number in range(len(tables)))
         for table_name, table, own in zip(self._table_names, tables, seeds, strict=True):
             initializer = keras_initializer(table, dims, own)
-            storage = tiers_of(store_options, name, table_name, len(tables))
             limits = plain_limits(f"limits of {table_name}", table.get("limits", {}))
-            layer = self._make_table(f"{name}_{table_name}", initializer, storage, limits, check_rule)
+            place = place_of(store_options, name, table_name, len(tables), limits)
+            layer = self._make_table(f"{name}_{table_name}", initializer, place, limits, check_rule)
             setattr(self, f"_{table_name}", layer)
         # As text: nobody can change it, nor what was given.
         self._config = json.dumps(
@@ -171,7 +169,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         return [layer.handle for layer in self._table_layers() if layer.handle.trainable]
 
     def to(self, device: object = None) -> MultiTableEmbedding:
-        """This layer: TensorFlow puts operations where they belong, and tables are in host memory."""
+        """This layer: store_options say where rows are, and TensorFlow where operations run."""
         del device
         return self
 
@@ -250,7 +248,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         self,
         name: str,
         initializer: object,
-        storage: list[Tier] | None,
+        place: Mapping[str, Any],
         limits: Mapping[str, Any],
         check_rule: Callable[..., Any],
     ) -> TableLayer:
@@ -261,7 +259,7 @@ class MultiTableEmbedding(keras.layers.Layer):
             name=name,
             initializer=initializer,
             trainable=self.trainable,
-            storage=storage,
+            **place,
             **limits,
         )
         table = Variable(config)
@@ -329,7 +327,7 @@ class MultiTableEmbedding(keras.layers.Layer):
             raise ValueError(f"snapshot_name: got {name!r}, want a name or a path")
         path = os.fspath(name)
         is_path = isinstance(name, os.PathLike) or os.path.dirname(path) != ""
-        return path if is_path else os.path.join(self._persistent_path, path)
+        return path if is_path else os.path.join(self._snapshots, path)
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")

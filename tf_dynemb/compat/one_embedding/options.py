@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tf_dynemb import _build_info
 from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.compat.options import plain_limits, without_effect
 from tf_dynemb.initializers import BoundedNormal, Columns
-from tf_dynemb.storage import Disk, HostMemory, Tier
+from tf_dynemb.shard.exchange import AllToAllExchange
+from tf_dynemb.storage import DeviceMemory, Disk, HostMemory
+from tf_dynemb.table.devices import has_gpu
 
 # The numbers of each kind of initializer, in the order of its Keras class.
 _NUMBERS = {
@@ -123,16 +127,21 @@ make_table = make_table_options
 
 
 def make_device_mem_store_options(
-    persistent_path: str | os.PathLike[str],
+    persistent_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     capacity: int,
     size_factor: int = 1,
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> dict[str, Any]:
-    """Rows in the memory of a device: so far in that of the host, which is said once by a warning.
+    """Rows in the memory of the GPU, if there is one.
+
+    Where TensorFlow has no GPU, or the op library is built without CUDA, what is said of a device is in
+    the memory of the host, which is said once by a warning. So it is in the scope of a strategy, where
+    each process has a part of the rows.
 
     Args:
-        persistent_path: folder of snapshots, which the first one makes; or a list of this one path.
+        persistent_path: folder of snapshots, which the first one makes. Or a list of paths, one for each
+            process of the strategy; then snapshots by name are in the first, which all processes see.
         capacity: of how many rows one thinks. A table takes what memory there is, whatever it says.
         size_factor: how many numbers a row has for each one of its value; see `Optimizer`.
         storage_dim: numbers per row, instead of size_factor; -1: size_factor says it.
@@ -153,7 +162,7 @@ def make_device_mem_store_options(
 
 def make_cached_ssd_store_options(
     cache_budget_mb: float,
-    persistent_path: str | os.PathLike[str],
+    persistent_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     capacity: int | None = None,
     size_factor: int = 1,
     storage_dim: int = -1,
@@ -166,14 +175,19 @@ def make_cached_ssd_store_options(
     rows of its last save_snapshot, or of the last `flush` of its tables.
 
     Args:
-        cache_budget_mb: memory of the device for a cache, in MB of 2**20 bytes; so far memory of the
-            host, as much as both budgets together, which the tables of an embedding share equally.
-        persistent_path: the folder of rows, and of snapshots; or a list of this one path.
+        cache_budget_mb: memory of the device for a cache, in MB of 2**20 bytes, with room for the
+            distinct ids of a call. The tables of an embedding share each budget equally. Where there is
+            no GPU (make_device_mem_store_options), the cache is in the memory of the host, as large as
+            both budgets together.
+        persistent_path: the folder of rows, and of snapshots. Or a list of paths, one for each process
+            of the strategy; then snapshots by name are in the first, which all processes see. One
+            process alone spreads its files over all of them.
         capacity: the same, or None.
         size_factor: the same.
         storage_dim: the same.
         physical_block_size: the same.
-        host_cache_budget_mb: memory of the host for a cache, in MB. One of the two budgets is above 0.
+        host_cache_budget_mb: memory of the host for a cache, in MB. One of the two budgets is above 0;
+            below a cache on a GPU 0 is as much as that has, for rows on their way to the disk.
 
     Raises:
         ValueError: an argument that is out of range.
@@ -206,16 +220,15 @@ def make_cached_ssd_store_options(
 
 def make_cached_host_mem_store_options(
     cache_budget_mb: float,
-    persistent_path: str | os.PathLike[str],
+    persistent_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     capacity: int,
     size_factor: int = 1,
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> dict[str, Any]:
-    """Rows in host memory; the cache on the device is not made, which is said once by a warning.
+    """Rows in host memory; those used last in that of the GPU, if there is one.
 
-    Tables of tf_dynemb itself have such a cache: `devices=["/GPU:0"]` with
-    `storage=[tf_dynemb.storage.DeviceMemory(max_bytes), tf_dynemb.storage.HostMemory()]`.
+    Where there is none (make_device_mem_store_options), all are in host memory.
 
     Args: as of the others; cache_budget_mb above 0.
 
@@ -262,25 +275,90 @@ def keras_initializer(table: Mapping[str, Any], dims: Sequence[int], seed: int) 
     return Columns(parts, seed)
 
 
-def persistent_path_of(store_options: Mapping[str, Any]) -> str:
+def snapshot_path_of(store_options: Mapping[str, Any]) -> str:
     """The folder of snapshots that store options name.
 
     Raises:
         ValueError: what none of the functions above has made.
     """
-    return _kv_store(store_options)["persistent_table"]["path"]
+    path = _kv_store(store_options)["persistent_table"]["path"]
+    return path if isinstance(path, str) else path[0]
 
 
-def tiers_of(
-    store_options: Mapping[str, Any], embedding: str, table: str, tables: int
-) -> list[Tier] | None:
-    """The storage of one of so many tables of an embedding; None: all of its rows are in memory."""
+def place_of(
+    store_options: Mapping[str, Any],
+    embedding: str,
+    table: str,
+    tables: int,
+    limits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Where one of so many tables of an embedding is: `devices` and `storage` of its TableConfig.
+
+    Args:
+        store_options: what one of the functions above has made.
+        embedding: the embedding's name.
+        table: the table's.
+        tables: how many the embedding has.
+        limits: the table's fields of compat.options.LIMITS.
+
+    Raises:
+        ValueError: persistent_path has another number of paths than there are processes.
+    """
     caches = _kv_store(store_options)["caches"]
-    if any(cache["policy"] == "full" for cache in caches):
-        return None
-    budget = sum(cache["cache_memory_budget_mb"] for cache in caches)
-    folder = os.path.join(persistent_path_of(store_options), "storage", embedding, table)
-    return [HostMemory(max(1, int(budget * 2**20 / tables))), Disk(folder)]
+    budgets = {
+        cache["value_memory_kind"]: max(1, int(cache["cache_memory_budget_mb"] * 2**20 / tables))
+        for cache in caches
+        if cache["policy"] == "lru"
+    }
+    on_disk = len(budgets) == len(caches)
+    disk = []
+    if on_disk:
+        paths = [os.path.join(path, "storage", embedding, table) for path in _paths(store_options)]
+        disk.append(Disk(paths))
+    if not _on_gpu(caches, limits):
+        storage = [HostMemory(sum(budgets.values())), *disk] if on_disk else None
+        return {"devices": None, "storage": storage}
+    storage = None
+    if "device" in budgets:
+        above = DeviceMemory(budgets["device"])
+        in_host = budgets.get("host", above.max_bytes)
+        storage = [above, HostMemory(in_host), *disk] if on_disk else [above, HostMemory()]
+    return {"devices": ["/GPU:0"], "storage": storage}
+
+
+def _on_gpu(caches: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> bool:
+    """Whether what is said of a device is on one."""
+    of_device = [cache for cache in caches if cache["value_memory_kind"] == "device"]
+    if not of_device:
+        return False
+    if not _build_info.CUDA_VERSION or not has_gpu():
+        why = "there is no GPU"
+    elif tf.distribute.has_strategy():
+        why = "in the scope of a strategy"
+    elif of_device[0]["policy"] == "lru" and limits.get("max_bytes") is not None:
+        why = "a table with max_bytes has no cache there"
+    else:
+        return True
+    without_effect(
+        "one_embedding store options", f"host memory has it: {why}", device=("a device", None)
+    )
+    return False
+
+
+def _paths(store_options: Mapping[str, Any]) -> list[str]:
+    """The persistent_paths of this process: of several that of its number."""
+    path = _kv_store(store_options)["persistent_table"]["path"]
+    exchange = AllToAllExchange.of_scope()
+    if isinstance(path, str):
+        return [path]
+    if exchange is None:
+        return list(path)
+    if len(path) != exchange.processes:
+        raise ValueError(
+            f"persistent_path: got {path!r}, want a path for each process, of which there are "
+            f"{exchange.processes}"
+        )
+    return [path[exchange.index]]
 
 
 def _kv_store(store_options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -325,7 +403,7 @@ def _as_keras(initializer: dict[str, Any], seed: int | None) -> Any:
 
 
 def _store_options(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     capacity: int | None,
     size_factor: int,
     storage_dim: int,
@@ -346,12 +424,6 @@ def _store_options(
         "size_factor": whole("size_factor", size_factor),
         "storage_dim": -1 if storage_dim == -1 else whole("storage_dim", storage_dim),
     }
-    on_device = [cache for cache in caches if cache["value_memory_kind"] == "device"]
-    without_effect(
-        "one_embedding store options",
-        "what is said of a device is in the memory of the host so far",
-        caches=(on_device, []),
-    )
     without_effect(
         "one_embedding store options",
         "rows are read with those near them, through the system's cache",
@@ -360,16 +432,18 @@ def _store_options(
     return made
 
 
-def _path(path: object) -> str:
-    paths = [path] if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(paths, (list, tuple)) or len(paths) != 1:
+def _path(path: object) -> str | list[str]:
+    """A path, or one for each of several processes."""
+    texts: list[str] = []
+    for one in path if isinstance(path, (list, tuple)) else [path]:
+        if not isinstance(one, (str, os.PathLike)) or not os.fspath(one):
+            raise ValueError(f"persistent_path: got {path!r}, want paths, not {one!r}")
+        texts.append(os.fspath(one))
+    if not texts or len({os.path.abspath(text) for text in texts}) < len(texts):
         raise ValueError(
-            f"persistent_path: got {path!r}, want a path; lists are of a path per process, of which "
-            "there is one"
+            f"persistent_path: got {path!r}, want a path, or a list with one of its own for each process"
         )
-    if not isinstance(paths[0], (str, os.PathLike)) or not os.fspath(paths[0]):
-        raise ValueError(f"persistent_path: got {path!r}, want a path")
-    return os.fspath(paths[0])
+    return texts if len(texts) > 1 else texts[0]
 
 
 def _budget(name: str, megabytes: Any) -> float:
