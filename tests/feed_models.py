@@ -12,6 +12,7 @@ from table_rows import int64, rows_of
 
 import tf_dynemb
 from tf_dynemb.serving import Publisher, follower_status
+from tf_dynemb.serving.feed import Feed
 
 IDS = int64(range(-50, 150))  # also ids without rows, and ids that are erased
 
@@ -119,6 +120,11 @@ def wait_for(served, generation):
     """Until a model that follows by itself serves that generation; returns its status."""
     wait_until(lambda: follower_status(served).generation == generation)
     return follower_status(served)
+
+
+def wants_full(feed):
+    """Whether a follower of the feed in a folder has asked for a full copy."""
+    return any(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
 
 
 def quantized(row):

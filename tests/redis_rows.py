@@ -95,10 +95,6 @@ def entries_of(server):
         ]
 
 
-def wants_full(feed):
-    return any(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
-
-
 class Interrupted(BaseException):
     """What no code of the package catches, as a kill is not caught."""
 

@@ -32,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.policies import LFU
 from tf_dynemb.serving import Follower, Publisher, follower_status
 from tf_dynemb.serving.feed import Feed
 
@@ -66,7 +67,10 @@ class JumpingClock:
 def make():
     keras.utils.set_random_seed(3)
     ids = keras.Input((), dtype="int64", name="ids")
-    users = tf_dynemb.keras.Embedding(4, initializer="uniform", name="users")
+    # With room for a part of the ids; which of them stay, the steps alone say.
+    users = tf_dynemb.keras.Embedding(
+        4, initializer="uniform", max_rows=1000, eviction=LFU(half_life_steps=20), name="users"
+    )
     items = tf_dynemb.keras.Embedding(3, devices=["/CPU:0"] * 2, initializer="normal", name="items")
     joined = keras.layers.Concatenate()([users(ids), items(ids)])
     score = keras.layers.Dense(1, name="dense")(Counter(name="counter")(joined))

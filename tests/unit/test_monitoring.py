@@ -1,6 +1,7 @@
 """TensorFlow's monitoring registry, as a C++ server that serves a model reads it, beside metrics()."""
 
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -8,7 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from damaged_feeds import damage_delta
+from feed_models import wants_full
 from process_memory import measured_environment
+from side_by_side import wait_until
 
 import tf_dynemb
 
@@ -158,6 +162,27 @@ def test_a_server_follows_a_feed(stream, server, tmp_path):
                 assert time.monotonic() < until, "it took too long"
             np.testing.assert_array_equal(answer(), answers[generation])
         assert metric("errors", "counter") == 0
+        # One that is damaged before the server has seen it. Then one with a full copy, as it has asked.
+        full_copies = metric("full_copies", "counter")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            model.train_on_batch(tf.range(9, dtype=tf.int64), tf.ones([9, 2]))
+            assert publisher.publish() == 5
+            damage_delta(tmp_path, 5)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        wait_until(lambda: metric("errors", "counter") > 0 and metric("newest") == 5)
+        assert metric("generation") == 4 and metric("lag_microseconds") > 0
+        age = metric("age_microseconds")
+        assert metric("age_microseconds") > age > 0
+        np.testing.assert_array_equal(answer(), answers[4])
+        wait_until(lambda: wants_full(tmp_path / "feed"))
+        model.train_on_batch(tf.range(9, dtype=tf.int64), tf.ones([9, 2]))
+        assert publisher.publish() == 6
+        wait_until(lambda: metric("generation") == 6)
+        assert metric("lag_microseconds") == 0
+        assert metric("full_copies", "counter") == full_copies + 1
+        np.testing.assert_array_equal(answer(), model(asked))
         rest, _ = process.communicate()
     assert process.returncode == 0
     # The thread has ended with the session; its counters stay.

@@ -10,6 +10,7 @@ import threading
 import pytest
 import redis
 import tensorflow as tf
+from feed_models import wants_full
 from redis_rows import (
     Interrupted,
     Trainer,
@@ -19,7 +20,6 @@ from redis_rows import (
     harm_changes,
     hashes,
     state_of,
-    wants_full,
 )
 from table_rows import int64
 

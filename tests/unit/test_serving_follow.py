@@ -31,6 +31,7 @@ from feed_models import (
     set_all,
     tables_of,
     wait_for,
+    wants_full,
 )
 from side_by_side import again_and_again, wait_until
 from table_rows import int64
@@ -131,7 +132,7 @@ def test_what_is_wrong_with_a_generation_is_noticed_and_healed(harm, message, tm
     harm(tmp_path, 3)
     served = tf.saved_model.load(path)
     wait_until(lambda: re.search(message, follower_status(served).last_error))
-    wait_until(lambda: wants_full(tmp_path))
+    wait_until(lambda: wants_full(tmp_path / "feed"))
     status = follower_status(served)
     assert (status.generation, status.newest, status.lag_generations) == (2, 4, 2)
     np.testing.assert_array_equal(served.serve(IDS), outputs[2])
@@ -140,15 +141,11 @@ def test_what_is_wrong_with_a_generation_is_noticed_and_healed(harm, message, tm
     assert Feed(tmp_path / "feed").read(5).full is not None
     wait_for(served, 5)
     np.testing.assert_array_equal(served.serve(IDS), model(IDS))
-    wait_until(lambda: not wants_full(tmp_path))
+    wait_until(lambda: not wants_full(tmp_path / "feed"))
     errors = follower_status(served).errors
     go_on(model, publisher, draw, states)
     assert wait_for(served, 6).errors == errors
     np.testing.assert_array_equal(served.serve(IDS), model(IDS))
-
-
-def wants_full(tmp_path):
-    return any(beat["wants_full"] for beat in Feed(tmp_path / "feed").heartbeats().values())
 
 
 def test_a_keras_model_with_a_loaded_one_in_it_has_its_status(tmp_path):
@@ -278,8 +275,27 @@ def test_it_follows_on_another_file_system(tmp_path):
     assert follower_status(served).errors == 0
 
 
-def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, monkeypatch):
-    """Requests that last longer than a switch, in threads, while generations come fast."""
+def loaded_in_a_session(path):
+    """Functions of ids by the names of a SavedModel's signatures, each a step of one session."""
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    with graph.as_default():
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], path)
+    calls = {}
+    for name, signature in loaded.signature_def.items():
+        fetches = [output.name for output in signature.outputs.values()]
+        feeds = [each.name for each in signature.inputs.values()]
+        calls[name] = session.make_callable(fetches, feeds)
+    return session, calls
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_a_request_sees_one_generation_over_tables_and_dense_weights(in_session, tmp_path, monkeypatch):
+    """Requests that last longer than a switch, in threads, while generations come fast.
+
+    As functions in Python; and as steps of a session, which is what the loaders of C, C++ and
+    TensorFlow Serving make of them.
+    """
     ids = keras.Input((), dtype="int64", name="ids")
     first = tf_dynemb.keras.Embedding(8, initializer="zeros", name="first")(ids)
     dense = keras.layers.Dense(1, kernel_initializer="zeros", name="dense")
@@ -289,21 +305,26 @@ def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, m
     model = keras.Model(ids, [first, early, second])
     # The same without a pin, which is refused otherwise.
     monkeypatch.setattr(Following, "check_signature", lambda *arguments: None)
-    unpinned = tf.function(lambda ids: model(ids))
+    spec = tf.TensorSpec([None], tf.int64, "ids")
+    unpinned = tf.function(lambda ids: model(ids), input_signature=[spec])
     keys = tf.range(500, dtype=tf.int64)
     unpinned(keys)
     archive = keras.export.ExportArchive()
     archive.track(model)
     with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
-        archive.add_endpoint("serve", model.__call__, [tf.TensorSpec([None], tf.int64, "ids")])
+        archive.add_endpoint("serve", model.__call__, [spec])
         archive.add_endpoint("unpinned", unpinned)
         archive.write_out(str(tmp_path / "model"), verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "model"))
+    if in_session:
+        session, calls = loaded_in_a_session(str(tmp_path / "model"))
+    else:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        calls = {"serve": served.serve, "unpinned": served.unpinned}
     publisher = Publisher(model, tmp_path / "feed")
     mixtures, seen = {"serve": 0, "unpinned": 0}, set()
 
     def request(name):
-        outputs = getattr(served, name)(keys)
+        outputs = calls[name](keys.numpy() if in_session else keys)
         numbers = {float(number) for output in outputs for number in np.unique(output)}
         mixtures[name] += len(numbers) > 1
         if name == "serve":
@@ -314,9 +335,12 @@ def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, m
         # Until it is shown that without the pin there are mixtures.
         shown = lambda: mixtures["unpinned"] and len(seen) > 3  # noqa: E731
         for number in publish_until(model, publisher, keys, shown):
-            wait_for(served, number)
+            wait_until(lambda: number in seen)  # noqa: B023
     assert mixtures["serve"] == 0
-    assert follower_status(served).full_copies == 1
+    if in_session:
+        session.close()
+    else:
+        assert follower_status(served).full_copies == 1
 
 
 def test_an_endpoint_that_reads_a_part_of_a_model_is_loaded_in_a_session(tmp_path):

@@ -31,6 +31,7 @@ from side_by_side import again_and_again, wait_until
 from table_rows import int64
 
 import tf_dynemb
+from tf_dynemb.policies import LFU, LRU, Score, SmallNorm
 from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation, rollback
 from tf_dynemb.serving import publisher as publisher_module
 from tf_dynemb.serving.feed import Feed
@@ -543,6 +544,33 @@ def test_rows_whose_time_is_over_are_not_served(devices, tmp_path, monkeypatch):
             assert set(ids[has.numpy()].tolist()) == lives
             np.testing.assert_array_equal(values, table.lookup(int64(ids)))
     assert follower.status.full_copies == 1 and follower.status.erased >= 5000
+
+
+@pytest.mark.parametrize("eviction", [LRU(), LFU(), SmallNorm(), Score(lambda keys: keys * 7 % 61)])
+def test_rows_that_were_evicted_are_not_served(eviction, tmp_path):
+    """Of a trainer with room for a part of its ids: each generation has what the trainer has."""
+    table = tf_dynemb.Variable(dim=2, name="t", initializer="normal", max_rows=60, eviction=eviction)
+    other = tf_dynemb.Variable(dim=2, name="t", initializer="normal")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    optimizer.build([table.handle])
+    follower, ids, draw = Follower(other, tmp_path / "feed"), np.arange(400), np.random.default_rng(3)
+    with Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
+        for step in range(1, 31):
+            with tf.GradientTape() as tape:
+                rows = tf_dynemb.embedding_lookup(table, int64((400 * draw.random(40) ** 3).astype(int)))
+                loss = tf.reduce_sum(rows**2)
+            optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            if step % 3 == 0:
+                publisher.publish()
+                assert follower.poll().errors == 0 and follower.status.generation == step // 3
+                for got, want in zip(
+                    other.lookup(int64(ids), return_exists=True),
+                    table.lookup(int64(ids), return_exists=True),
+                    strict=True,
+                ):
+                    np.testing.assert_array_equal(got, want)
+    assert int(other.size()) == 60 and follower.status.full_copies == 1
+    assert follower.status.erased >= 100 and int(table.metrics()["evicted"]) >= 300
 
 
 def test_looking_for_rows_whose_time_is_over_takes_a_hundredth_of_the_time(tmp_path, monkeypatch):
