@@ -12,6 +12,8 @@ this machine, so that their clocks are one. Prints a Markdown table:
 - p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
 - bytes per row: of the feed's changes, beside those of key and value;
 - publishing: the share of the trainer's time that publishing takes;
+- training loses: that, and how much longer its steps take than those of the table that nobody follows,
+  whose changes are not tracked;
 - full copies: how many of those generations had one, and the bytes of the feed with them, beside those
   of key and value of the changed rows;
 - read p50, p99: microseconds of one request of 32 ids, while the server follows, and the ratio to
@@ -145,7 +147,7 @@ def train(way, count, rate):
             each.upsert(tf.constant([STEP_KEY], tf.int64), tf.zeros((1, DIM.value)))
         publisher.publish()
         servers = start_servers(f"{folder}/model", count)
-        draw, began, publishing = np.random.default_rng(0), {}, 0.0
+        draw, began, publishing, training = np.random.default_rng(0), {}, 0.0, {}
         changed = rate // STEPS_PER_SECOND
         gradient = tf.constant(draw.normal(size=(changed, DIM.value)), tf.float32) * 1e-3
         gradient = tf.concat([-tf.ones((1, DIM.value)), gradient], 0)
@@ -156,13 +158,14 @@ def train(way, count, rate):
                 print(file=server.stdin, flush=True)
 
         def steps_of(trained):
-            start = time.monotonic()
+            start, training[trained] = time.monotonic(), 0.0
             for step in range(1, steps + 1):
                 time.sleep(max(0, start + step / STEPS_PER_SECOND - time.monotonic()))
                 ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, changed, replace=False)])
                 slices = tf.IndexedSlices(gradient, tf.constant(ids), tf.constant([-1, DIM.value]))
-                began[step] = time.time()
+                began[step], before = time.time(), time.monotonic()
                 optimizer.apply([slices], [trained.handle])
+                training[trained] += time.monotonic() - before
                 yield
 
         time.sleep(SECONDS.value)
@@ -206,6 +209,7 @@ def train(way, count, rate):
         f"{p99:.2f}",
         f"{row_bytes:.0f} ({row_bytes / least:.2f}x)",
         f"{publishing / wall:.1%}",
+        f"{(publishing + training[table] - training[unfollowed]) / wall:.1%}",
         f"{len(full_copies)} ({all_bytes / least:.2f}x)",
         *(f"{then:.0f} ({then / before:.2f}x)" for then, before in zip(following, beside, strict=True)),
         f"{idle[1]:.0f}",
@@ -221,9 +225,9 @@ def main(argv):
         return
     print(
         "| way | servers | rows/s (reached) | p50 s | p99 s | bytes per row | publishing "
-        "| full copies (bytes with them) | read p50 us | read p99 us | idle p99 us |"
+        "| training loses | full copies (bytes with them) | read p50 us | read p99 us | idle p99 us |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for count in SERVERS.value:
         for rate in RATES.value:
             for way in WAYS.value:

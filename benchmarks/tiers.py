@@ -1,12 +1,14 @@
 """What tiers cost: lookups and Adam steps of a table with storage beside one in memory, in turns.
 
     python benchmarks/tiers.py FOLDER [--rows 1000000] [--ids 16384] [--rounds 20] [--dim 16]
-        [--limits | --tail]
+        [--memory 0.5] [--png PATH] [--limits | --tail]
 
-FOLDER is on the disk that is measured. Half of the bytes fit into host memory. A batch has distinct ids:
-at 95 %, so many of a tenth of the rows, drawn at random, which stay in memory, and the others of the
-rest, in turn, most of which are on disk by then; "misses" says how many of the keys were. The page
-cache is as it is: where it holds the files, it is measured, and not the disk.
+FOLDER is on the disk that is measured. Half of the bytes fit into host memory, or the share that
+--memory says. A batch has distinct ids: at 95 %, so many of a tenth of the rows, drawn at random, which
+stay in memory, and the others of the rest, in turn, most of which are on disk by then; "misses" says how
+many of the keys were. In batches "zipf" ids are drawn by Zipf(1.05), and repeat. "written" is how many
+rows were written to the disk, by compaction too, for each that left memory. The page cache is as it is:
+where it holds the files, it is measured, and not the disk.
 
 With --limits instead: Adam steps of which a fifth of the ids is new, on tables without a limit, with the
 limit that they have reached, and with a time to live, in memory and with storage.
@@ -29,7 +31,8 @@ import tensorflow as tf
 import tf_dynemb
 from tf_dynemb.storage import Disk, HostMemory
 
-HIT_RATES = (100, 95, 50, 0)
+HIT_RATES = (100, 99, 95, 90, 50, 0)
+ZIPF = "zipf"
 
 
 class Trained:
@@ -63,14 +66,19 @@ class Trained:
 
 
 class Batches:
-    """Batches of a hit rate: of the hot tenth at random, of the others in turn."""
+    """Batches of a hit rate, of the hot tenth at random and of the others in turn; or of Zipf(1.05)."""
 
     def __init__(self, rows: int, ids: int):
         self.random = np.random.default_rng(1)
-        self.hot, self.cold = np.split(self.random.permutation(rows), [rows // 10])
+        self.rows = self.random.permutation(rows)
+        self.hot, self.cold = np.split(self.rows, [rows // 10])
         self.at, self.ids = 0, ids
 
-    def draw(self, hit_rate: int):
+    def draw(self, hit_rate: int | str):
+        if hit_rate == ZIPF:
+            ranks = self.random.zipf(1.05, 3 * self.ids)
+            ranks = ranks[ranks <= len(self.rows)][: self.ids]
+            return tf.constant(self.rows[ranks - 1], tf.int64)
         hits = self.ids * hit_rate // 100
         cold = self.cold.take(range(self.at, self.at + self.ids - hits), mode="wrap")
         self.at += self.ids - hits
@@ -85,6 +93,8 @@ def main():
     parser.add_argument("--ids", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--memory", type=float, default=0.5, help="share of the bytes that fit into it")
+    parser.add_argument("--png", help="file to draw the keys per second into")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--limits", action="store_true")
     what.add_argument("--tail", action="store_true")
@@ -151,35 +161,58 @@ def measure_tail(arguments):
 def measure_hit_rates(arguments):
     rows, dim = arguments.rows, arguments.dim
     plain = Trained(rows, dim)
-    max_bytes = int(plain.table.memory_bytes()) // 2
+    max_bytes = int(int(plain.table.memory_bytes()) * arguments.memory)
     tiered = Trained(rows, dim, storage_in(arguments.folder, "tiers", max_bytes))
     print(f"{rows} rows of dim {dim} with Adam, {max_bytes / 1e6:.0f} MB of host memory")
-    print("call       hits %  misses %  tiered, keys/s  in memory, keys/s  ratio")
+    print("call       hits %  misses %  tiered, keys/s  in memory, keys/s  ratio (quartiles)    written")
     batches = Batches(rows, arguments.ids)
+    rates = {}
     for call in ("lookup", "Adam step"):
-        for hit_rate in HIT_RATES:
+        for hit_rate in (*HIT_RATES, ZIPF):
             times = {tiered: [], plain: []}
             for _ in range(5):
                 tiered.time(call, batches.draw(hit_rate))
-                for each in times:  # the hot rows come up, and are written
-                    each.time("Adam step", tf.constant(batches.hot, tf.int64))
+                if hit_rate != ZIPF:
+                    for each in times:  # the hot rows come up, and are written
+                        each.time("Adam step", tf.constant(batches.hot, tf.int64))
             before = tiered.table.metrics()
             for number in range(arguments.rounds):
                 ids = batches.draw(hit_rate)
                 for each in (tiered, plain) if number % 2 else (plain, tiered):
                     times[each].append(each.time(call, ids))
             after = tiered.table.metrics()
-            misses, hits = (int(after[name] - before[name]) for name in ("misses", "hits"))
+            new = {name: int(after[name] - before[name]) for name in after}
             rate = {each: arguments.ids / statistics.median(times[each]) for each in times}
+            rates[call, hit_rate] = rate[tiered], rate[plain]
+            ratios = np.divide(times[plain], times[tiered])
+            low, middle, high = np.percentile(ratios, [25, 50, 75])
+            written = f"{new['rows_written'] / new['rows_left']:.2f}" if new["rows_left"] else "-"
             print(
-                f"{call:10} {hit_rate:6} {100 * misses / (misses + hits):9.1f} {rate[tiered]:15,.0f} "
-                f"{rate[plain]:18,.0f} {rate[tiered] / rate[plain]:6.2f}"
+                f"{call:10} {hit_rate:>6} {100 * new['misses'] / (new['misses'] + new['hits']):9.1f} "
+                f"{rate[tiered]:15,.0f} {rate[plain]:18,.0f}  {middle:.2f} ({low:.2f} to {high:.2f}) "
+                f"{written:>7}"
             )
-    metrics = {name: int(number) for name, number in tiered.table.metrics().items()}
-    print(
-        f"rows written / rows left: {metrics['rows_written'] / metrics['rows_left']:.2f}; "
-        f"files: {metrics['bytes_below'] / 1e6:.0f} MB"
-    )
+    print(f"files: {int(tiered.table.metrics()['bytes_below']) / 1e6:.0f} MB")
+    if arguments.png:
+        draw(rates, arguments.png)
+
+
+def draw(rates, path: str):
+    """Keys per second over the share of hot ids, for each call with storage and in memory."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for call, color in (("lookup", "tab:blue"), ("Adam step", "tab:orange")):
+        for which, (where, style) in enumerate((("with storage", "o-"), ("in memory", "o:"))):
+            numbers = [rates[call, hit_rate][which] / 1e6 for hit_rate in HIT_RATES]
+            axes.plot(range(len(HIT_RATES)), numbers, style, color=color, label=f"{call}, {where}")
+    axes.set_xticks(range(len(HIT_RATES)), [f"{rate} %" for rate in HIT_RATES])
+    axes.set_xlabel("ids of a batch whose rows are in memory")
+    axes.set_ylabel("million keys per second")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
 if __name__ == "__main__":
