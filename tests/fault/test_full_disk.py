@@ -18,7 +18,7 @@ def disk(tmp_path):
     small = SmallDisk(tmp_path / "small")
     yield small
     small.close()
-    if not small.fills_up:
+    if not small.fills_up:  # to mount one takes root, or user namespaces
         pytest.skip("this user may not mount a file system that can be full")
 
 

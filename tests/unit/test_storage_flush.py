@@ -334,7 +334,7 @@ def test_direct_io(tmp_path):
         run()
     except tf.errors.FailedPreconditionError as error:  # a file system without such reads
         assert "leave direct_io of Disk out" in error.message
-        pytest.skip(error.message)
+        pytest.skip(error.message)  # there is nothing that could be read directly
 
 
 def test_sessions_of_one_graph(tmp_path):

@@ -225,7 +225,7 @@ TEST(TieredTableTest, ReadsDirectly) {
   const Status parsed = StorageOptions::Parse(text(1), "", -1, &storage);
   if (!parsed.ok()) {
     EXPECT_NE(parsed.message().find("leave direct_io of Disk out"), std::string::npos);
-    GTEST_SKIP() << parsed.message();
+    GTEST_SKIP() << parsed.message();  // a file system without direct reads, as tmpfs may be
   }
   EXPECT_EQ(storage.disk->files(), DirectFileSystem());
   EXPECT_TRUE(storage.in_background);

@@ -33,7 +33,7 @@ void ChangeLog::BeginEpoch(int64_t epoch, int64_t rows) {
 void ChangeLog::MakeRoom(int64_t rows) {
   if (known_since_ >= epoch_) return;  // this epoch has been forgotten
   const int64_t most = kLeastKeys + 2 * std::max(rows, most_rows_);
-  if (past_keys_ + room_ >= most) {
+  if (past_keys_ + std::max(room_, kFirstRoom) >= most) {
     for (Epochs& epochs : past_) Sort(&epochs);
     RemoveRepetitions(0, &current_);
     const int64_t left = static_cast<int64_t>(current_.size());
