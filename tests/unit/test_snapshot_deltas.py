@@ -152,7 +152,8 @@ def test_a_table_made_to_track_changes_can_continue_any_snapshot(devices, tmp_pa
 def test_a_feed_costs_no_other_chain_its_changes(storage, tmp_path):
     """Of many generations of the same ids, more than the list holds where each counts."""
     tiers = [storage_tiers.HostMemory(200_000), storage_tiers.Disk(tmp_path / "disk")]
-    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros", storage=tiers if storage else None)
+    on_disk = {"storage": tiers, "devices": ["/CPU:0"]} if storage else {}
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros", **on_disk)
     keys = tf.range(20_000, dtype=tf.int64)
     table.upsert(keys, tf.zeros([20_000, 1]))
     base = snapshot.save(tmp_path / "full", {"t": table}, follow=True)
