@@ -157,7 +157,7 @@ void Tracking(int64_t rows) {
       if (step % steps_per_epoch == 0) {
         const int64_t epoch = tracked.table->epoch();
         Check(tracked.table->BeginEpoch(context, epoch + 1));
-        tracked.table->TrimChanges(epoch);
+        tracked.table->TrimChanges({epoch});
       }
       const std::vector<int64_t> numbers = Random(&random, rows, kStep);
       double seconds[2];
@@ -280,7 +280,7 @@ void Delta(int64_t rows, const std::string& folder) {
       int64_t next;
       deltas[k].push_back(SecondsOf([&] { Save(shards, folder + "/delta", epoch, &next); }));
       epoch = next;
-      subject.table->TrimChanges(epoch);
+      subject.table->TrimChanges({epoch});
     }
     std::filesystem::remove_all(folder + "/full");
     std::filesystem::remove_all(folder + "/delta");

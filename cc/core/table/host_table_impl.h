@@ -176,8 +176,9 @@ class HostTable final : public CacheTable {
   static int EndSegment(const TablePart& part) {
     return static_cast<int>(kSegments * (part.part + 1) / part.parts);
   }
-  template <typename Lock, typename PartType, typename Visit>
-  void ScanInSlices(PartType& part, int64_t number, MetaField field, const Visit& visit) const;
+  template <typename Lock, typename PartType, typename Visit, typename EndSlice>
+  void ScanInSlices(PartType& part, int64_t number, MetaField field, const Visit& visit,
+                    const EndSlice& end_slice) const;
 
   // --- host_table_move.cc ---
   class Move;

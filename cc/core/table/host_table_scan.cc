@@ -63,10 +63,11 @@ Status HostTable::Export(const Context& context, Cursor* cursor, const RowParts&
 }
 
 // Calls visit(entry, order) for the rows of a part, in slices of about kScanRows rows between
-// which its lock is given back. A slice is a range of hashes, so that no row is met twice.
-template <typename Lock, typename PartType, typename Visit>
-void HostTable::ScanInSlices(PartType& part, int64_t number, MetaField field,
-                             const Visit& visit) const {
+// which its lock is given back, and end_slice() before it is. A slice is a range of hashes, so that
+// no row is met twice.
+template <typename Lock, typename PartType, typename Visit, typename EndSlice>
+void HostTable::ScanInSlices(PartType& part, int64_t number, MetaField field, const Visit& visit,
+                             const EndSlice& end_slice) const {
   constexpr int kHashBits = 64 - BatchOrder::kSegmentBits;
   constexpr int kMostBits = 32;
   const int64_t offset = layout_.meta_offset + layout_.meta_field[static_cast<int>(field)];
@@ -88,6 +89,7 @@ void HostTable::ScanInSlices(PartType& part, int64_t number, MetaField field,
         [&](const Segment::Entry& entry) {
           visit(entry, RowOrder{ReadInt64(part.segment.row(entry.ref) + offset), entry.hash});
         });
+    end_slice();
   }
 }
 
@@ -104,10 +106,12 @@ Status HostTable::Histogram(const Context& context, MetaField field, const RowOr
     std::vector<int64_t> own(counts.size);
     for (int64_t s = kSegments * task / tasks; s < kSegments * (task + 1) / tasks; ++s) {
       ScanInSlices<std::shared_lock<FairSharedMutex>>(
-          *parts_[s], s, field, [&](const Segment::Entry&, const RowOrder& order) {
+          *parts_[s], s, field,
+          [&](const Segment::Entry&, const RowOrder& order) {
             const int64_t digit = DigitOf(order, prefix, prefix_bits, bits);
             if (digit >= 0) ++own[digit];
-          });
+          },
+          [] {});
     }
     std::lock_guard<std::mutex> lock(counts_mutex);
     for (int64_t b = 0; b < counts.size; ++b) counts[b] += own[b];
@@ -121,11 +125,16 @@ Status HostTable::EraseBelow(const Context& context, MetaField field, const RowO
   std::atomic<int64_t> count{0};
   const Status done = context.executor->Run(kSegments, kNanosecondsPerSegment, [&](int64_t s) {
     LockedSegment& part = *parts_[s];
+    std::vector<Segment::Entry> leaving;  // of a slice
     ScanInSlices<std::unique_lock<FairSharedMutex>>(
-        part, s, field, [&](const Segment::Entry& entry, const RowOrder& order) {
-          if (!(order < bound)) return;
-          part.EraseRow(entry.key, entry.hash);
-          count.fetch_add(1, std::memory_order_relaxed);
+        part, s, field,
+        [&](const Segment::Entry& entry, const RowOrder& order) {
+          if (order < bound) leaving.push_back(entry);
+        },
+        [&] {
+          for (const Segment::Entry& entry : leaving) part.EraseRow(entry.key, entry.hash);
+          count.fetch_add(static_cast<int64_t>(leaving.size()), std::memory_order_relaxed);
+          leaving.clear();
         });
   });
   *erased = count;

@@ -56,13 +56,40 @@ KeyIndex::Ref KeyIndex::Erase(int64_t key, uint64_t hash, bool* marked) {
   uint32_t cell;
   while ((cell = Match(chunks_[at], key)) == 0) at = Next(at);
   Chunk& chunk = chunks_[at];
+  const Ref ref = chunk.refs[__builtin_ctz(cell)];
   *marked = AreMarked(chunk, cell);
   chunk.used &= static_cast<uint8_t>(~cell);
   chunk.marks &= static_cast<uint16_t>(~cell);
   for (uint32_t passed = home; passed != at; passed = Next(passed)) {
     if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
   }
-  return chunk.refs[__builtin_ctz(cell)];
+  FillCell(at, __builtin_ctz(cell));
+  return ref;
+}
+
+void KeyIndex::FillCell(uint32_t at, int cell) {
+  while (overflows(at)) {
+    Chunk& to = chunks_[at];
+    const uint32_t next = Next(at);
+    Chunk& from = chunks_[next];
+    uint32_t others = from.used;  // of which the lowest, if any, is not in the chunk it wants
+    while (others != 0 &&
+           Home(Mix64(static_cast<uint64_t>(from.keys[__builtin_ctz(others)]))) == next) {
+      others &= others - 1;
+    }
+    if (others == 0) return;
+    const int moved = __builtin_ctz(others);
+    const uint32_t bit = 1u << moved;
+    to.keys[cell] = from.keys[moved];
+    to.refs[cell] = from.refs[moved];
+    to.used |= static_cast<uint8_t>(1u << cell);
+    if (AreMarked(from, bit)) MarkCells(&to, 1u << cell);
+    if (to.overflow != 255) --to.overflow;
+    from.used &= static_cast<uint8_t>(~bit);
+    from.marks &= static_cast<uint16_t>(~bit);
+    at = next;
+    cell = moved;
+  }
 }
 
 void KeyIndex::ClearMarks() {
