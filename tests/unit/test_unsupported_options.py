@@ -49,7 +49,8 @@ def test_warned_about_once(case):
     with pytest.warns(UserWarning, match="has no effect; ") as caught:
         IGNORED[case]()
     assert len(caught) == 1
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         IGNORED[case]()
 
 
@@ -61,7 +62,8 @@ def test_refused_with_what_to_do(argument):
 
 def test_defaults_are_silent():
     options.forget_warnings()
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         table = tfra.Variable()
         tfra.embedding_lookup(table, int64([1]))
         tfra.keras.layers.Embedding(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import os
 import uuid
 from collections.abc import Iterator
@@ -101,6 +102,9 @@ class Following(tf.saved_model.experimental.TrackableResource):
                     lambda t: tf.identity(t) if tf.is_tensor(t) else t, outputs, expand_composites=True
                 )
 
+        # Of a method Python 3.10 would find that of the function behind it, with `self`.
+        signature = inspect.signature(function.python_function)
+        one_generation.__signature__ = signature  # type: ignore[attr-defined]
         wrapped = tf.function(one_generation, input_signature=function.input_signature, autograph=False)
         concrete = wrapped.get_concrete_function()
         self._check_parts(getattr(function.python_function, "__name__", "function"), concrete)

@@ -348,7 +348,8 @@ class MultiTableMultiColumnEmbedding(MultiTableEmbedding):
     >>> from tf_dynemb.compat import one_embedding as oe
     >>> columns = [oe.make_normal_initializer(0.0, 0.01), oe.make_constant_initializer(0.5)]
     >>> tables = [oe.make_table([oe.make_column_options(column) for column in columns])]
-    >>> with warnings.catch_warnings(action="ignore"):
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
     ...     store = oe.make_device_mem_store_options("/ssd/rows", capacity=10**6)
     >>> wide = oe.MultiTableMultiColumnEmbedding("wide", [10, 1], tf.float32, tf.int64, tables, store)
     >>> wide(tf.constant([3, 4], tf.int64))[:, 10].numpy().tolist()

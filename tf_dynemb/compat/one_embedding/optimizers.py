@@ -34,7 +34,8 @@ def Optimizer(optimizer: keras.optimizers.Optimizer, embeddings: Any) -> Dynamic
 
     >>> import tensorflow as tf, warnings
     >>> from tf_dynemb.compat import one_embedding as oe
-    >>> with warnings.catch_warnings(action="ignore"):
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
     ...     store = oe.make_device_mem_store_options("/ssd/rows", capacity=1000, size_factor=3)
     >>> users = oe.MultiTableEmbedding("users", 8, tf.float32, tf.int64, None, store)
     >>> optimizer = oe.Optimizer(oe.Ftrl(lr=0.01), [users])
