@@ -12,12 +12,12 @@
 // faster, more memory-efficient hash tables", 2019.) A count that has reached 255 stays there; it
 // costs probes, never a wrong answer. The cell of an erased key is filled from the next chunk, if a
 // key lies there that wanted this one or an earlier one: without that, keys drift away from the
-// chunks that they want while others come and go (from 9 % of them to 31 %, and chunks that
-// overflow from 24 % to 73 %, of an index that is 72 % full when all keys have been replaced 20
-// times; with it 12 % and 36 %). Keys are in the array in the order of their hashes, so that it
-// grows by reading and writing memory from front to back. A key may be marked: bit c of `marks` is
-// the mark of cell c. The other 11 bits are the number of ClearMarks calls when the mark was set;
-// marks with an older number do not count, so that ClearMarks takes constant time.
+// chunks that they want while others come and go (segment_test.cc: from 9 % of them to 29 % when
+// all have been replaced ten times; with it 11 %). Keys are in the array in the order of their
+// hashes, so that it grows by reading and writing memory from front to back. A key may be marked:
+// bit c of `marks` is the mark of cell c. The other 11 bits are the number of ClearMarks calls when
+// the mark was set; marks with an older number do not count, so that ClearMarks takes constant
+// time.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_KEY_INDEX_H_
 #define TF_DYNEMB_CC_CORE_TABLE_KEY_INDEX_H_
 
@@ -130,6 +130,7 @@ class KeyIndex {
 
   // Calls visit(entry) for the keys with hashes of this range that lie in the chunks [begin, end),
   // in no order, and fetch(ref) some time before. Keys that lie there must want no other chunk.
+  // `visit` must not erase: that moves keys.
   template <typename Fetch, typename Visit>
   void ForEachInRange(HashRange hashes, uint32_t begin, uint32_t end, const Fetch& fetch,
                       const Visit& visit) const;

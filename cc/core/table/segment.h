@@ -103,7 +103,7 @@ class Segment {
   void AppendRange(HashRange hashes, std::vector<Entry>* entries) const;
   void PrefetchRange(HashRange hashes) const;
   // Calls visit(entry) for the rows with hashes of this range, in no order, with what fetch(row)
-  // asks for fetched ahead.
+  // asks for fetched ahead. `visit` must not erase: that moves keys.
   template <typename Fetch, typename Visit>
   void ForEachInRange(HashRange hashes, const Fetch& fetch, const Visit& visit) const;
   // Number of bits of stripes that are two to four chunks each, or more if those were too many.
